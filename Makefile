@@ -1,0 +1,84 @@
+# `make quickstart` and `make test` need nothing but a Python of at least 3.11: they set a virtual
+# environment up in the checkout first, and do nothing about it while it is up to date.
+
+VENV ?= .venv
+RUNS ?= runs
+PY = $(VENV)/bin/python
+RUN = $(PY) -m looped_lm.main
+
+# What stock Colab has; see test-colab.
+COLAB_VENV ?= .venv-colab
+COLAB_PINS = jax==0.7.2 jaxlib==0.7.2 flax==0.11.2 optax==0.2.8 orbax-checkpoint==0.12.4 grain==0.2.18
+
+# The first Python that is new enough and can make environments. PYTHON=... overrules the search.
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python; do \
+  "$$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' \
+    >/dev/null 2>&1 && { echo "$$python"; break; }; done)
+NO_PYTHON = No Python of at least 3.11 that can make environments was found. Install one \
+  (with its venv module), or name it: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)
+
+.PHONY: help setup quickstart check format test test-all golden smoke test-colab clean
+
+help: ## Lists the targets.
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+# A stamp is written last, so an interrupted installation is taken up again.
+$(VENV)/.quickstart: pyproject.toml
+	@test -x $(PY) || test -n "$(PYTHON)" || { echo "$(NO_PYTHON)" >&2; exit 1; }
+	@test -x $(PY) || { echo "Making $(VENV) with $(PYTHON)"; "$(PYTHON)" -m venv $(VENV); }
+	@echo "Installing looped-lm into $(VENV) (some minutes the first time)"
+	@$(PY) -m pip install --quiet --editable '.[quickstart]'
+	@touch $@
+
+$(VENV)/.setup: $(VENV)/.quickstart
+	@echo "Installing the tools for tests and checks into $(VENV)"
+	@$(PY) -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+setup: $(VENV)/.setup ## Makes or updates the environment in .venv.
+
+quickstart: $(VENV)/.quickstart ## Trains a small looped model on real English.
+	$(RUN) --config=configs/quickstart.py --workdir=$(RUNS)/quickstart
+
+check: setup ## Format, lint, types, import directions, shell scripts.
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/pyright --pythonpath $(PY)
+	$(VENV)/bin/lint-imports --no-logo
+	$(VENV)/bin/shellcheck .ci/run launch/*.sh
+
+format: setup ## Formats and mends what can be mended.
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+test: setup ## The fast tests.
+	$(PY) -m pytest -q -m "not slow"
+
+test-all: setup ## All tests.
+	$(PY) -m pytest -q
+
+golden: setup ## The numbers of the reference implementations.
+	$(PY) -m pytest -q tests/test_golden.py
+
+smoke: setup ## The tiny quickstart from raw text to report, through the command line.
+	@set -eu; dir=$$(mktemp -d); trap 'rm -rf "$$dir"' EXIT; \
+	$(RUN) --config=configs/quickstart.py:tiny --workdir="$$dir/run" \
+	  --config.data.prepared_dir="$$dir/prepared"; \
+	for file in metrics.jsonl report.html checkpoints; do \
+	  test -s "$$dir/run/$$file" || { echo "smoke: $$file is missing" >&2; exit 1; }; done; \
+	echo "smoke: ok"
+
+$(COLAB_VENV)/.setup: pyproject.toml
+	@test -x $(COLAB_VENV)/bin/python || test -n "$(PYTHON)" || { echo "$(NO_PYTHON)" >&2; exit 1; }
+	@test -x $(COLAB_VENV)/bin/python || "$(PYTHON)" -m venv $(COLAB_VENV)
+	@$(COLAB_VENV)/bin/python -m pip install --quiet --editable '.[test]' $(COLAB_PINS)
+	@touch $@
+
+# Colab's jax is the oldest we serve, so this is also the test of the lower bounds.
+test-colab: $(COLAB_VENV)/.setup ## Core tests and the notebook with the jax and flax of Colab.
+	$(COLAB_VENV)/bin/python -m pytest -q -m "not slow" tests/nn tests/blocks tests/injection \
+	  tests/models tests/objectives tests/optim tests/train
+	$(COLAB_VENV)/bin/python -m pytest -q tests/colab
+
+clean: ## Removes the environments and the tools' caches; leaves runs alone.
+	rm -rf $(VENV) $(COLAB_VENV) *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,183 @@
+"""The launch scripts: what they would run, and that a host's shell reads it as it was meant."""
+
+import os
+from pathlib import Path
+import subprocess
+import time
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TPU = ROOT / "launch/tpu_vm.sh"
+LOCAL = ROOT / "launch/local.sh"
+VM = {"TPU_NAME": "loops", "TPU_PROJECT": "proj", "TPU_ZONE": "us-east5-b", "TPU_TYPE": "v6e-8"}
+WHERE = "--project=proj --zone=us-east5-b"
+JOB = ("--config=configs/looped_gpt_bert.py", "--workdir=gs://bucket/loops")
+
+# Words that a shell would split, expand or end a quote at.
+HARD = ('--config.data.paths=("a b.txt", "it\'s")', "--config.data.text_field=$HOME")
+
+CREATE = (
+  "gcloud compute tpus tpu-vm create loops --accelerator-type=v6e-8 --version=v2-alpha-tpuv6e "
+)
+INSTALL = f"""\
+git -C {ROOT} bundle create -q looped_lm.bundle HEAD
+gcloud compute tpus tpu-vm scp looped_lm.bundle loops:looped_lm.bundle --worker=all {WHERE}
+gcloud compute tpus tpu-vm ssh loops --worker=all '--command=set -e
+git init -q looped_lm
+cd looped_lm
+git fetch -q ../looped_lm.bundle HEAD
+git checkout -q --detach FETCH_HEAD
+python3 -m pip install -q --user uv
+PATH=$HOME/.local/bin:$PATH
+test -x .venv/bin/python || uv venv -q --python 3.11 .venv
+uv pip install -q --python .venv/bin/python -e ".[tpu,plots]"' {WHERE}
+"""
+ALIVE = "kill -0 $(cat run.pid 2>/dev/null) 2>/dev/null"
+RUN = f"""\
+gcloud compute tpus tpu-vm ssh loops --worker=all '--command=set -e
+cd looped_lm
+{ALIVE} && {{ echo "$(hostname): already running" >&2; exit 1; }}
+nohup .venv/bin/python -u -m looped_lm.main --config=configs/looped_gpt_bert.py \
+--workdir=gs://bucket/loops --mode=train >>run.log 2>&1 </dev/null &
+echo $! >run.pid' {WHERE}
+"""
+STATUS = f"""\
+gcloud compute tpus tpu-vm describe loops '--format=value(state,health)' {WHERE}
+gcloud compute tpus tpu-vm ssh loops --worker=all '--command=cd looped_lm || exit
+if {ALIVE}; then echo "$(hostname): running"; \
+else echo "$(hostname): not running"; fi
+tail -n 3 run.log' {WHERE}
+"""
+DELETE = f"gcloud compute tpus tpu-vm delete loops --quiet {WHERE}\n"
+
+
+def call(*command, **variables):
+  environment = {k: v for k, v in os.environ.items() if not k.startswith("TPU_")} | variables
+  return subprocess.run(
+    [str(word) for word in command], capture_output=True, text=True, env=environment, timeout=60
+  )
+
+
+@pytest.mark.parametrize(
+  ("words", "shown"),
+  [
+    (["create"], f"{CREATE}{WHERE}\n"),
+    (["create", "--spot"], f"{CREATE}--spot {WHERE}\n"),
+    (["install"], INSTALL),
+    (["run", *JOB, "--", "--mode=train"], RUN),
+    (
+      ["resume", *JOB, "--", "--mode=train"],
+      f"# unless the VM is READY:\n{DELETE}{CREATE}{WHERE}\n{INSTALL}# in any case:\n{RUN}",
+    ),
+    (["status"], STATUS),
+    (["delete", "--yes"], DELETE),
+  ],
+  ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_dry_run_prints_every_command(words, shown):
+  done = call(TPU, words[0], "--dry-run", *words[1:], **VM)
+  assert done.stdout == shown
+  assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+  ("words", "variables", "message"),
+  [
+    (["crate"], VM, "crate is no command"),
+    (["create", "--nam=x"], VM, "--nam=x is no option"),
+    (["create", "--name"], VM, "--name needs a value"),
+    (["create"], {}, "create needs --name (or TPU_NAME)"),
+    (["create"], VM | {"TPU_TYPE": "v9-8"}, "no system image is known for --type v9-8"),
+    (["run", "--config=c.py", "--workdir=runs/x"], VM, "--workdir=runs/x must be a gs:// path"),
+    (["resume", "--workdir=gs://b/x"], VM, "resume needs --config (or TPU_CONFIG)"),
+  ],
+)
+def test_a_mistake_gets_one_line_and_no_command(words, variables, message):
+  done = call(TPU, words[0], "--dry-run", *words[1:], **variables)
+  assert done.returncode == 1
+  assert message in done.stderr
+  assert len(done.stderr.splitlines()) == 1
+  assert "gcloud" not in done.stdout
+
+
+@pytest.fixture
+def host(tmp_path):
+  """A home folder that plays the VM: `gcloud ssh` runs its --command there, for real."""
+  (tmp_path / "bin").mkdir()
+  gcloud = tmp_path / "bin/gcloud"
+  gcloud.write_text(
+    '#!/usr/bin/env bash\nfor word; do case "$word" in --command=*)\n'
+    f'  cd {tmp_path} && HOME={tmp_path} exec bash -c "${{word#--command=}}" ;; esac; done\n'
+  )
+  gcloud.chmod(0o755)
+  python = tmp_path / "looped_lm/.venv/bin/python"
+  python.parent.mkdir(parents=True)
+  python.write_text('#!/usr/bin/env bash\nprintf "%s\\n" "$@" >words\nexec sleep 30\n')
+  python.chmod(0o755)
+  yield tmp_path
+  pid = tmp_path / "looped_lm/run.pid"
+  if pid.exists():
+    subprocess.run(["kill", pid.read_text().strip()], check=False)
+
+
+def wait_for(path):
+  for _ in range(200):
+    if path.exists() and path.read_text():
+      return path.read_text()
+    time.sleep(0.02)
+  raise AssertionError(f"{path} did not come")
+
+
+def test_the_hosts_shell_reads_every_argument_unchanged_and_starts_one_run(host):
+  gcloud = VM | {"PATH": f"{host / 'bin'}:{os.environ['PATH']}"}
+  first = call(TPU, "run", *JOB, "--", *HARD, **gcloud)
+  assert first.returncode == 0, first.stderr
+  words = wait_for(host / "looped_lm/words").splitlines()
+  assert words == ["-u", "-m", "looped_lm.main", *JOB, *HARD]
+  assert ": running" in call(TPU, "status", **gcloud).stdout
+  second = call(TPU, "run", *JOB, **gcloud)
+  assert second.returncode == 1
+  assert "already running" in second.stderr
+
+
+@pytest.fixture
+def python(tmp_path):
+  """Stands in for the interpreter: has every module, and says what it was given."""
+  path = tmp_path / "python"
+  path.write_text('#!/usr/bin/env bash\n[ "$1" = -c ] && exit 0\nprintf "%s\\n" "$@"\n')
+  path.chmod(0o755)
+  return str(path)
+
+
+@pytest.mark.parametrize("where", [[], ["--background"]])
+def test_a_local_run_passes_its_arguments_on_and_keeps_a_log(tmp_path, python, where):
+  job = ["--config=configs/quickstart.py:tiny", f"--workdir={tmp_path / 'a run'}", *HARD]
+  done = call(LOCAL, *where, *job, PYTHON=python)
+  assert done.returncode == 0, done.stderr
+  log = wait_for(tmp_path / "a run/run.log")
+  assert log.splitlines() == ["-u", "-m", "looped_lm.main", *job]
+
+
+def test_a_local_run_fails_as_its_program_does(tmp_path):
+  python = tmp_path / "python"
+  python.write_text('#!/usr/bin/env bash\n[ "$1" = -c ] && exit 0\nexit 7\n')
+  python.chmod(0o755)
+  job = ["--config=c.py", f"--workdir={tmp_path / 'run'}"]
+  assert call(LOCAL, *job, PYTHON=str(python)).returncode == 7
+
+
+def test_two_local_runs_do_not_share_a_workdir(tmp_path, python):
+  (tmp_path / "run.pid").write_text(str(os.getpid()))
+  done = call(LOCAL, "--config=c.py", f"--workdir={tmp_path}", PYTHON=python)
+  assert done.returncode == 1
+  assert f"is being trained by process {os.getpid()}" in done.stderr
+
+
+@pytest.mark.parametrize("missing", ["--config", "--workdir"])
+def test_a_local_run_asks_for_what_is_missing(missing):
+  given = {"--config": "--config=c.py", "--workdir": "--workdir=runs/x"}
+  del given[missing]
+  done = call(LOCAL, *given.values())
+  assert done.returncode == 1
+  assert f"{missing}=" in done.stderr

@@ -1,0 +1,1 @@
+"""Text in, rows out: sources, cleaning, tokenizer, corpus, packing, pipeline."""

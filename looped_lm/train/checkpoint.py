@@ -1,0 +1,466 @@
+"""Checkpoints: everything a run needs to continue as if it had never stopped.
+
+One folder per step, written in the background by Orbax and renamed only when complete, so that a
+killed run leaves whole checkpoints. Each holds separate items: `params`, `ema` and `opt` (optimiser
+state, step, key), so that parameters can be read alone; `data` (the position in the data) and
+`config` as JSON; `layout`, the shape of every leaf, so that a mismatch is named before any array is
+read.
+"""
+
+from collections.abc import Mapping
+import errno
+import json
+import logging
+import math
+import shutil
+from typing import Any, Literal, Self
+
+from etils import epath
+import jax
+import numpy as np
+from orbax import checkpoint as ocp
+from orbax.checkpoint import checkpoint_managers as policies
+
+from looped_lm.errors import UserError
+from looped_lm.types import Params, State
+
+_ITEMS = ("params", "ema", "opt")
+# which -> (item, wants the best step)
+_WHICH = {
+  "params": ("params", False),
+  "ema": ("ema", False),
+  "best": ("params", True),
+  "best_ema": ("ema", True),
+}
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL_WORDS = ("No space left", "ENOSPC", "Disk quota exceeded", "File too large")
+
+
+def _told_once(record: logging.LogRecord) -> bool:
+  """Drops the traces that Orbax's threads log of errors which Orbax then raises to the caller."""
+  return record.levelno < logging.ERROR or "orbax" not in record.pathname
+
+
+class Checkpoints:
+  """The checkpoints of one run.
+
+  Use as a context manager: leaving it waits for the checkpoint being written. A process that ends
+  without that loses it, and says nothing.
+
+  Example:
+    with Checkpoints(f"{workdir}/checkpoints", keep_latest=2, config=config) as checkpoints:
+      state, data = checkpoints.restore(state)
+      checkpoints.save(state, data={"next_step": 100}, metrics={"eval/clm/loss_nats": 3.2})
+  """
+
+  def __init__(
+    self,
+    directory: str,
+    *,
+    keep_latest: int,
+    best_metric: str | None = None,
+    best_mode: Literal["min", "max"] = "min",
+    config: Mapping[str, Any],
+  ) -> None:
+    """Opens or creates the folder.
+
+    Args:
+      directory: The folder of checkpoints, WORKDIR/checkpoints; may be gs://.
+      keep_latest: How many of the latest to keep; at least 1.
+      best_metric: The best by this metric is kept as well; None keeps the latest only.
+      best_mode: Whether the lowest or the highest of `best_metric` is best.
+      config: The run's configuration, saved with every checkpoint.
+
+    Raises:
+      UserError: `keep_latest` is below 1, or the folder cannot be created.
+    """
+    if keep_latest < 1:
+      raise UserError(f"train.keep_latest={keep_latest} must be at least 1.")
+    if best_mode not in ("min", "max"):
+      raise UserError(f"best_mode={best_mode!r} must be 'min' or 'max'.")
+    logging.getLogger("absl").addFilter(_told_once)
+    self._directory = _absolute(directory)
+    self._best_metric = best_metric
+    self._best_mode = best_mode
+    self._config = json.loads(json.dumps(config))
+    self._steps: set[int] = set()
+    self._saving: int | None = None
+    try:
+      self._manager = _open(
+        self._directory, keep_latest=keep_latest, keep_best=best_metric is not None
+      )
+    except OSError as error:
+      raise UserError(
+        f"{self._directory} cannot hold checkpoints ({error.strerror or error}); "
+        "give another --workdir."
+      ) from error
+    self._steps.update(self._manager.all_steps())
+
+  def __enter__(self) -> Self:
+    return self
+
+  def __exit__(self, exc_type: object, exc: BaseException | None, tb: object) -> None:
+    if exc is None:
+      self.close()
+      return
+    try:
+      self.close()
+    except Exception as error:  # The first error is the one to tell.
+      logging.warning("The checkpoint being written was lost: %s", error)
+
+  def save(
+    self, state: State, *, data: Mapping[str, Any], metrics: Mapping[str, float] | None = None
+  ) -> bool:
+    """Starts writing a checkpoint and returns while it is written.
+
+    The arrays are copied before this returns; the caller may donate them.
+
+    Args:
+      state: What to save; its `step` names the checkpoint.
+      data: The position in the data, JSON: `{"next_step": n}`.
+      metrics: Figures of this step; `best_metric` among them makes it a candidate for the best.
+
+    Returns:
+      False where this step is there already, and nothing was done.
+
+    Raises:
+      UserError: The disk is full, here or while the previous checkpoint was written.
+    """
+    step = int(state.step)
+    if step in self._steps:
+      return False
+    items = {"params": state.params, "opt": _opt(state)}
+    if state.ema is not None:
+      items["ema"] = state.ema
+    layout = {name: _layout(tree) for name, tree in items.items()}
+    arguments: dict[str, Any] = {k: ocp.args.StandardSave(v) for k, v in items.items()}
+    arguments |= {
+      "data": ocp.args.JsonSave(dict(data)),
+      "config": ocp.args.JsonSave(self._config),
+      "layout": ocp.args.JsonSave(layout),
+    }
+    self.wait()
+    self._check_room(step, items)
+    self._saving = step
+    try:
+      # `force`, because a checkpoint older than the latest would otherwise be skipped in silence.
+      self._manager.save(
+        step,
+        args=ocp.args.Composite(**arguments),
+        metrics={"score": self._score(metrics or {})},
+        force=True,
+      )
+    except Exception as error:
+      self._explain(error)
+      raise
+    self._steps.add(step)
+    return True
+
+  def latest_step(self) -> int | None:
+    """Gives the newest complete step, None where there is no checkpoint."""
+    return self._manager.latest_step()
+
+  def best_step(self) -> int | None:
+    """Gives the step with the best finite `best_metric`, the newer of equals; None without one."""
+    return _best_step(self._manager)
+
+  def restore(self, like: State, *, step: int | None = None) -> tuple[State, dict[str, Any]]:
+    """Reads a checkpoint back.
+
+    Args:
+      like: A state of the wanted structure, shapes and shardings: arrays or `ShapeDtypeStruct`s.
+        A leaf without a sharding goes to the first device. The number of devices need not be the
+        one it was saved on.
+      step: Which; None takes the latest.
+
+    Returns:
+      The state and what `save` got as `data`.
+
+    Raises:
+      UserError: There is none, it is damaged, or a leaf differs (the first is named).
+    """
+    self.wait()
+    step = _find(self._manager, self._directory, step)
+    items = {"params": like.params, "opt": _opt(like)}
+    if like.ema is not None:
+      items["ema"] = like.ema
+    layout = _read_layout(self._manager, self._directory, step)
+    if ("ema" in layout) != (like.ema is not None):
+      has, wants = ("an", "none") if "ema" in layout else ("no", "one")
+      raise UserError(
+        f"Checkpoint {step} in {self._directory} has {has} average of the parameters and the run "
+        f"wants {wants}; restore train.ema_decay, or start in another --workdir."
+      )
+    for name, tree in items.items():
+      _compare(layout[name], tree, item=name, step=step, directory=self._directory, dtype=True)
+    wanted: dict[str, Any] = {k: ocp.args.StandardRestore(_abstract(v)) for k, v in items.items()}
+    wanted["data"] = ocp.args.JsonRestore()
+    got = _read(self._manager, self._directory, step, wanted)
+    state = State(
+      step=got["opt"]["step"],
+      params=got["params"],
+      ema=got["ema"] if like.ema is not None else None,
+      opt_state=got["opt"]["opt_state"],
+      key=got["opt"]["key"],
+    )
+    return state, got["data"]
+
+  def wait(self) -> None:
+    """Waits until the checkpoint being written is complete.
+
+    Raises:
+      UserError: The disk is full; earlier checkpoints are whole.
+    """
+    try:
+      self._manager.wait_until_finished()
+    except Exception as error:
+      self._explain(error)
+      raise
+    self._saving = None
+
+  def close(self) -> None:
+    """Waits, then frees what the manager holds."""
+    try:
+      self.wait()
+    finally:
+      try:
+        self._manager.close()
+      except Exception as error:  # `wait` has told of it.
+        logging.debug("Closing the checkpoints: %s", error)
+
+  def _score(self, metrics: Mapping[str, float]) -> float | None:
+    """Gives the figure checkpoints are ranked by, lower is better; None where there is none."""
+    value = metrics.get(self._best_metric) if self._best_metric is not None else None
+    if value is None or not math.isfinite(value):
+      return None
+    return float(value) if self._best_mode == "min" else -float(value)
+
+  def _check_room(self, step: int, items: Mapping[str, Any]) -> None:
+    """Raises before anything is written where the disk plainly has no room."""
+    if "://" in str(self._directory):
+      return
+    needed = sum(x.nbytes for x in jax.tree.leaves(items))
+    if shutil.disk_usage(self._directory).free < needed:
+      raise self._full(step)
+
+  def _explain(self, error: Exception) -> None:
+    """Forgets the checkpoint that failed; turns a full disk into a `UserError`."""
+    step, self._saving = self._saving, None
+    if step is None:
+      return
+    self._steps.discard(step)
+    if _is_full(error):
+      raise self._full(step) from error
+
+  def _full(self, step: int) -> UserError:
+    good = max(self._steps, default=None)
+    last = f"the last good one is step {good}" if good is not None else "there is none before it"
+    return UserError(
+      f"No room to write checkpoint {step} in {self._directory}; {last}. "
+      "Free some space, or lower train.keep_latest, and run the same command again to resume."
+    )
+
+
+def restore_params(
+  directory: str,
+  abstract_params: Params,
+  *,
+  step: int | None = None,
+  which: Literal["params", "ema", "best", "best_ema"] = "params",
+) -> Params:
+  """Reads parameters alone, e.g. to evaluate or to start another run from them.
+
+  Args:
+    directory: A folder of checkpoints, or the workdir that holds it.
+    abstract_params: Parameters of the wanted structure, shapes, dtypes and shardings.
+    step: Which checkpoint; None takes the latest, or the best where `which` says so.
+    which: Raw parameters or their average; `best` and `best_ema` of the best checkpoint.
+
+  Raises:
+    UserError: There is no such checkpoint or item, it is damaged, or a leaf differs.
+  """
+  if which not in _WHICH:
+    raise UserError(f"which={which!r} must be one of {sorted(_WHICH)}.")
+  item, wants_best = _WHICH[which]
+  path = _existing(directory)
+  with _open(path) as manager:
+    if wants_best and step is None:
+      step = _best_step(manager)
+      if step is None:
+        raise UserError(
+          f"No checkpoint in {path} has a finite score to be the best by; use the latest instead."
+        )
+    step = _find(manager, path, step)
+    layout = _read_layout(manager, path, step)
+    if item not in layout:
+      raise UserError(
+        f"Checkpoint {step} in {path} has no average of the parameters (train.ema_decay was 0); "
+        "use the raw weights."
+      )
+    _compare(layout[item], abstract_params, item=item, step=step, directory=path, dtype=False)
+    wanted = {item: ocp.args.StandardRestore(_abstract(abstract_params))}
+    return _read(manager, path, step, wanted)[item]
+
+
+def saved_config(directory: str, *, step: int | None = None) -> dict[str, Any]:
+  """Reads the configuration a checkpoint was made with.
+
+  Args:
+    directory: A folder of checkpoints, or the workdir that holds it.
+    step: Which; None takes the latest.
+
+  Raises:
+    UserError: There is no such checkpoint, or it is damaged.
+  """
+  path = _existing(directory)
+  with _open(path) as manager:
+    step = _find(manager, path, step)
+    return _read(manager, path, step, {"config": ocp.args.JsonRestore()})["config"]
+
+
+def _absolute(directory: str) -> epath.Path:
+  path = epath.Path(directory)
+  return path if "://" in str(directory) else path.expanduser().resolve()
+
+
+def _existing(directory: str) -> epath.Path:
+  """Finds the folder of checkpoints, given itself or its workdir."""
+  path = _absolute(directory)
+  path = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+  if not path.is_dir():
+    raise UserError(f"{path} does not exist; give a workdir that holds checkpoints.")
+  return path
+
+
+def _open(
+  path: epath.Path, *, keep_latest: int | None = None, keep_best: bool = False
+) -> ocp.CheckpointManager:
+  """Opens a folder: to write, or where `keep_latest` is None to read, changing nothing."""
+  if keep_latest is None:
+    options = ocp.CheckpointManagerOptions(create=False, best_fn=_rank)
+    return ocp.CheckpointManager(path, options=options)
+  keep: list[Any] = [policies.LatestN(keep_latest)]
+  if keep_best:
+    # Without a metric a checkpoint would otherwise be kept for ever.
+    best = policies.BestN(
+      get_metric_fn=_rank, reverse=True, n=1, keep_checkpoints_without_metrics=False
+    )
+    keep.append(best)
+  options = ocp.CheckpointManagerOptions(
+    preservation_policy=policies.AnyPreservationPolicy(keep),
+    best_fn=_rank,  # Metrics are dropped in silence unless it is set.
+    best_mode="min",
+    cleanup_tmp_directories=True,
+  )
+  return ocp.CheckpointManager(path, options=options)
+
+
+def _rank(metrics: Any) -> float:
+  """Orders checkpoints: the lowest is best, and one without a score comes last."""
+  score = (metrics or {}).get("score")
+  return math.inf if score is None else score
+
+
+def _best_step(manager: ocp.CheckpointManager) -> int | None:
+  ranked = [(_rank(manager.metrics(step)), -step) for step in manager.all_steps()]
+  ranked = [entry for entry in ranked if math.isfinite(entry[0])]
+  return -min(ranked)[1] if ranked else None
+
+
+def _find(manager: ocp.CheckpointManager, path: epath.Path, step: int | None) -> int:
+  steps = sorted(manager.all_steps())
+  if not steps:
+    raise UserError(f"{path} holds no complete checkpoint; train first, or give another workdir.")
+  if step is None:
+    return steps[-1]
+  if step not in steps:
+    raise UserError(f"{path} has no checkpoint of step {step}; it has {steps}.")
+  return step
+
+
+def _damaged(manager: ocp.CheckpointManager, path: epath.Path, step: int, why: str) -> UserError:
+  """Names the checkpoint that cannot be read and the one to go back to."""
+  earlier = [s for s in manager.all_steps() if s < step and (path / str(s) / "layout").is_dir()]
+  if earlier:
+    advice = f"move {path / str(step)} away to go on from step {max(earlier)}"
+  else:
+    advice = "there is no earlier one, so start again in another --workdir"
+  why = " ".join(why.split())[:200]
+  return UserError(f"Checkpoint {step} in {path} is damaged or not ours ({why}); {advice}.")
+
+
+def _read(
+  manager: ocp.CheckpointManager, path: epath.Path, step: int, wanted: Mapping[str, Any]
+) -> dict[str, Any]:
+  try:
+    return dict(manager.restore(step, args=ocp.args.Composite(**wanted)).items())
+  except Exception as error:  # Each storage layer has its own errors.
+    raise _damaged(manager, path, step, f"{type(error).__name__}: {error}") from error
+
+
+def _read_layout(
+  manager: ocp.CheckpointManager, path: epath.Path, step: int
+) -> dict[str, dict[str, Any]]:
+  layout = _read(manager, path, step, {"layout": ocp.args.JsonRestore()})["layout"]
+  if not isinstance(layout, dict) or not {"params", "opt"} <= layout.keys() <= set(_ITEMS):
+    raise _damaged(manager, path, step, "its layout is not a list of leaves")
+  return layout
+
+
+def _opt(state: State) -> dict[str, Any]:
+  return {"opt_state": state.opt_state, "step": state.step, "key": state.key}
+
+
+def _abstract(tree: Any) -> Any:
+  """Says of each leaf what to read and where to put it."""
+
+  def leaf(x: Any) -> jax.ShapeDtypeStruct:
+    where = getattr(x, "sharding", None)
+    where = jax.sharding.SingleDeviceSharding(jax.devices()[0]) if where is None else where
+    return jax.ShapeDtypeStruct(np.shape(x), x.dtype, sharding=where)
+
+  return jax.tree.map(leaf, tree)
+
+
+def _layout(tree: Any) -> dict[str, list[Any]]:
+  """Lists the leaves of a tree: path -> [shape, dtype]."""
+  leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+  return {jax.tree_util.keystr(p): [list(np.shape(x)), str(x.dtype)] for p, x in leaves}
+
+
+def _compare(
+  saved: Mapping[str, Any],
+  tree: Any,
+  *,
+  item: str,
+  step: int,
+  directory: epath.Path,
+  dtype: bool,
+) -> None:
+  """Raises a `UserError` that names the first leaf that differs."""
+  wanted = _layout(tree)
+  advice = "It belongs to another model or optimiser: restore the config it was made with."
+  for name in [*wanted, *(key for key in saved if key not in wanted)]:
+    ours, theirs = wanted.get(name), saved.get(name)
+    if not dtype:
+      ours, theirs = ours and ours[:1], theirs and theirs[:1]
+    if ours != theirs:
+      raise UserError(
+        f"Checkpoint {step} in {directory} has {_show(theirs)} at {item}{name}, "
+        f"and the config asks for {_show(ours)}. {advice}"
+      )
+
+
+def _show(leaf: list[Any] | None) -> str:
+  return "nothing" if leaf is None else " ".join(str(part) for part in leaf)
+
+
+def _is_full(error: BaseException | None) -> bool:
+  """True where an error, or one it came from, says that the disk is full."""
+  while error is not None:
+    if isinstance(error, OSError) and error.errno in _FULL:
+      return True
+    if any(word in str(error) for word in _FULL_WORDS):
+      return True
+    error = error.__cause__ or error.__context__
+  return False

@@ -1,0 +1,104 @@
+"""Which library may be imported where: what the import contract in pyproject.toml cannot say.
+
+The contract knows packages; this knows submodules (flax.linen), functions (torch) and plug-ins.
+"""
+
+import ast
+from pathlib import Path
+import subprocess
+import sys
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "looped_lm"
+PLUGIN_FOLDERS = ("attention", "blocks", "injection")
+
+# Library -> the only places of the package that may import it.
+PLACES = {
+  "flax.linen": ("attention", "blocks", "injection", "models", "nn"),
+  "grain": ("data",),
+  "tensorflow_datasets": ("data",),
+  "absl": ("main",),
+  "ml_collections": ("main",),
+  "torch": ("export", "init"),
+}
+
+
+def imports(tree: ast.AST):
+  """Yields (module, line, whether inside a function) for every import of a file."""
+  inner = {
+    id(node)
+    for function in ast.walk(tree)
+    if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+    for node in ast.walk(function)
+  }
+  for node in ast.walk(tree):
+    if isinstance(node, ast.Import):
+      names = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom):
+      # `from flax import linen` is an import of flax.linen, too.
+      names = [f"{node.module}.{alias.name}" for alias in node.names]
+    else:
+      continue
+    for name in names:
+      yield name, node.lineno, id(node) in inner
+
+
+def misplaced(source: str, place: str) -> list[str]:
+  """Lists the imports of a file that its place (folder, or file at the top) may not have."""
+  wrong = []
+  for name, line, in_function in imports(ast.parse(source)):
+    for library, places in PLACES.items():
+      if name != library and not name.startswith(f"{library}."):
+        continue
+      if place not in places:
+        wrong.append(f"line {line}: {library} belongs in {', '.join(places)}")
+      elif library == "torch" and not in_function:
+        wrong.append(f"line {line}: torch is imported inside functions, so that it may be absent")
+    sibling = name.removeprefix(f"looped_lm.{place}.")
+    if place in PLUGIN_FOLDERS and sibling != name:
+      wrong.append(f"line {line}: plug-ins do not know each other, yet it imports {sibling}")
+  return wrong
+
+
+def test_every_file_imports_only_what_its_place_allows():
+  wrong = []
+  for path in sorted(PACKAGE.rglob("*.py")):
+    place = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    wrong += [f"{path.relative_to(ROOT)} {line}" for line in misplaced(path.read_text(), place)]
+  assert wrong == []
+
+
+@pytest.mark.parametrize(
+  ("place", "source", "found"),
+  [
+    ("train", "import flax.linen as nn", "line 1: flax.linen belongs in"),
+    ("train", "from flax import linen as nn", "line 1: flax.linen belongs in"),
+    ("train", "from flax import struct", ""),
+    ("nn", "import flax.linen as nn", ""),
+    ("train", "def f():\n  import grain", "line 2: grain belongs in data"),
+    ("train", "import grain_of_salt", ""),
+    ("init", "import torch", "line 1: torch is imported inside functions"),
+    ("init", "def f():\n  import torch", ""),
+    ("models", "def f():\n  import torch", "line 2: torch belongs in export, init"),
+    ("blocks", "from looped_lm.blocks.gpt_bert import Block", "plug-ins do not know each other"),
+    ("blocks", "from looped_lm.nn import norms", ""),
+  ],
+)
+def test_a_misplaced_import_is_found(place, source, found):
+  wrong = misplaced(source, place)
+  assert found in "".join(wrong)
+  assert bool(wrong) == bool(found)
+
+
+def test_the_program_imports_without_the_optional_libraries():
+  absent = ["torch", "transformers", "safetensors", "matplotlib", "pytest"]
+  program = f"""
+import sys
+for name in {absent}:
+  sys.modules[name] = None
+import looped_lm.main
+"""
+  done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+  assert done.returncode == 0, done.stderr

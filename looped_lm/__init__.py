@@ -1,0 +1,1 @@
+"""Looped language models in JAX: train, evaluate and use them."""

@@ -1,0 +1,1 @@
+"""Which (query, key) pairs are computed, one file each."""

@@ -1,0 +1,1 @@
+"""Transformer blocks, one file each."""

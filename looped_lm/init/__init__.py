@@ -1,0 +1,1 @@
+"""Where initial parameters come from."""

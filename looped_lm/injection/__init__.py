@@ -1,0 +1,1 @@
+"""How a loop takes in the prelude's output, one file each."""

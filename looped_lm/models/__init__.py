@@ -1,0 +1,1 @@
+"""Models: the one skeleton that all looped language models share."""

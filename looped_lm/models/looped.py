@@ -1,0 +1,279 @@
+"""The one skeleton: embed, prelude once, shared core R times, coda once, read out.
+
+Every system is a point in this space: the block, the injection and the attention pattern are plug-ins,
+the sizes of prelude, core and coda are numbers.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+from looped_lm import plugins
+from looped_lm.errors import UserError
+from looped_lm.nn import dropout
+from looped_lm.nn.context import Context
+from looped_lm.nn.embed import Embed
+from looped_lm.nn.heads import HEADS
+from looped_lm.nn.loops import REMAT, recur
+from looped_lm.nn.precision import COMPUTE_DTYPES
+from looped_lm.types import Inputs, Model, Output, Params
+from looped_lm.visibility import visible
+
+Settings = Mapping[str, Any]
+_MODEL_FIELDS = (
+  "embed_dim",
+  "prelude_layers",
+  "core_layers",
+  "coda_layers",
+  "num_loops",
+  "remat",
+  "compute_dtype",
+  "block",
+  "injection",
+  "attention",
+  "embed",
+  "head",
+)
+
+
+class Stack(nn.Module):
+  """Layers applied once, in order, with one history of the residual stream.
+
+  Attributes:
+    block: The block's class.
+    settings: Its settings, the same for all layers.
+    num_layers: How many layers.
+    first_layer: Physical index of the first one.
+  """
+
+  block: type[nn.Module]
+  settings: Settings
+  num_layers: int
+  first_layer: int
+
+  def setup(self):
+    self.layers = [
+      self.block(**self.settings, layer_index=self.first_layer + index, stack_index=index)
+      for index in range(self.num_layers)
+    ]
+
+  def invariants(self, context: Context) -> tuple[Any, ...]:
+    """What each layer needs that does not depend on its input."""
+    return tuple(layer.invariants(context) for layer in self.layers)
+
+  def __call__(
+    self, x_BTD: Float[Array, "B T D"], context: Context, invariants: tuple[Any, ...]
+  ) -> Float[Array, "B T D"]:
+    history = ()
+    for layer, invariant in zip(self.layers, invariants, strict=True):
+      x_BTD, history = layer(x_BTD, history, context, invariant)
+    return x_BTD
+
+
+class LoopedLM(nn.Module):
+  """A looped language model.
+
+  Attributes:
+    embed: Settings of the token embedding.
+    head: Class and settings of the read-out.
+    shared: Class and settings of what all layers share, or None.
+    block: Class and settings of the block.
+    injection: Class and settings of the injection.
+    prelude_layers: Layers before the loop.
+    core_layers: Layers of the shared core.
+    coda_layers: Layers after the loop.
+    num_loops: R, where a call does not say otherwise.
+    remat: What the backward pass recomputes, a key of `nn.loops.REMAT`.
+  """
+
+  embed: Settings
+  head: tuple[type[nn.Module], Settings]
+  shared: tuple[type[nn.Module], Settings] | None
+  block: tuple[type[nn.Module], Settings]
+  injection_: tuple[type[nn.Module], Settings]
+  prelude_layers: int
+  core_layers: int
+  coda_layers: int
+  num_loops: int
+  remat: str
+
+  def setup(self):
+    block, settings = self.block
+    self.embedder = Embed(**self.embed, name="embed")
+    self.shared_parts = self.shared[0](**self.shared[1], name="shared") if self.shared else None
+    self.prelude = Stack(block, settings, self.prelude_layers, 0)
+    self.core = Stack(block, settings, self.core_layers, self.prelude_layers)
+    self.coda = Stack(
+      block, settings, self.coda_layers, self.prelude_layers + self.core_layers
+    )
+    self.injection = self.injection_[0](**self.injection_[1])
+    self.reader = self.head[0](**self.head[1], name="head")
+
+  def encode(
+    self,
+    inputs: Inputs,
+    key: Key[Array, ""] | None,
+    num_loops: int,
+    keep_states: bool,
+  ) -> Output:
+    """From tokens to what the read-out takes."""
+    context = self._context(inputs, key)
+    e_BTD = self.embedder(inputs.tokens_BT, context.keys_B)
+    e_BTD = self.prelude(e_BTD, context, self.prelude.invariants(context))
+    h_BTD, states_RBTD = recur(
+      self,
+      self.injection.init(e_BTD),
+      self.injection.prepare(e_BTD),
+      context,
+      self.core.invariants(context),
+      num_loops=num_loops,
+      remat=self.remat,
+      keep_states=keep_states,
+    )
+    return Output(hidden_BTD=self._finish(h_BTD, context), states_RBTD=states_RBTD)
+
+  def finish(self, h_BTD: Float[Array, "B T D"], inputs: Inputs) -> Float[Array, "B T D"]:
+    """Sends one recurrent state through the coda."""
+    return self._finish(h_BTD, self._context(inputs, None))
+
+  def readout(
+    self,
+    hidden_BTD: Float[Array, "B T D"],
+    row_B: Int[Array, " B"],
+    key: Key[Array, ""] | None,
+  ) -> Float[Array, "B T V"]:
+    """Logits of every position."""
+    keys_B = None if key is None else dropout.row_keys(key, row_B)
+    return self.reader(hidden_BTD, self.embedder.embedding, keys_B)
+
+  def __call__(self, inputs: Inputs) -> Float[Array, "B T V"]:
+    """Touches every part once; parameters are made here."""
+    output = self.encode(inputs, None, self.num_loops, False)
+    return self.readout(output.hidden_BTD, inputs.row_B, None)
+
+  def _finish(self, h_BTD: Float[Array, "B T D"], context: Context) -> Float[Array, "B T D"]:
+    x_BTD = self.injection.leave(h_BTD)
+    return self.coda(x_BTD, context, self.coda.invariants(context))
+
+  def _context(self, inputs: Inputs, key: Key[Array, ""] | None) -> Context:
+    return Context(
+      see_BTS=visible(inputs.order_BT, inputs.segments_BT),
+      tokens_BT=inputs.tokens_BT,
+      shared=None if self.shared_parts is None else self.shared_parts(),
+      key=key,
+      keys_B=None if key is None else dropout.row_keys(key, inputs.row_B),
+    )
+
+
+def build(settings: Settings, *, vocab_size: int) -> Model:
+  """Builds a model from the `model` group of a config.
+
+  Args:
+    settings: The group as a plain dict.
+    vocab_size: V.
+
+  Raises:
+    UserError: A setting that cannot work; nothing has been compiled.
+  """
+  _check(settings)
+  embed_dim, compute_dtype = settings["embed_dim"], settings["compute_dtype"]
+  block_file = plugins.load("blocks", settings["block"]["name"])
+  block = _without_name(settings["block"])
+  block_file.check(block, embed_dim=embed_dim)
+  attention = _plugin("attention", "Attention", settings["attention"])
+  shared = None
+  if hasattr(block_file, "Shared"):
+    fields = {field.name for field in dataclasses.fields(block_file.Shared)}
+    values = {"embed_dim": embed_dim, **block}
+    shared = (block_file.Shared, {k: v for k, v in values.items() if k in fields})
+  head_name = settings["head"]["name"]
+  if head_name not in HEADS:
+    raise UserError(f"model.head.name={head_name!r} is none of {sorted(HEADS)}.")
+  head = {"compute_dtype": compute_dtype, **_without_name(settings["head"])}
+  injection_file = plugins.load("injection", settings["injection"]["name"])
+  injection = {"embed_dim": embed_dim, **_without_name(settings["injection"])}
+  embed = {"vocab_size": vocab_size, "embed_dim": embed_dim, **settings["embed"]}
+  block = {"embed_dim": embed_dim, "attention": attention, "compute_dtype": compute_dtype, **block}
+  module = LoopedLM(
+    embed=plugins.settings(Embed, embed, where="model.embed"),
+    head=(HEADS[head_name], plugins.settings(HEADS[head_name], head, where="model.head")),
+    shared=shared,
+    block=(block_file.Block, plugins.settings(block_file.Block, block, where="model.block")),
+    injection_=(
+      injection_file.Injection,
+      plugins.settings(injection_file.Injection, injection, where="model.injection"),
+    ),
+    prelude_layers=settings["prelude_layers"],
+    core_layers=settings["core_layers"],
+    coda_layers=settings["coda_layers"],
+    num_loops=settings["num_loops"],
+    remat=settings["remat"],
+  )
+  return _as_functions(module, vocab_size)
+
+
+def _as_functions(module: LoopedLM, vocab_size: int) -> Model:
+  """The module's methods as pure functions of its parameters."""
+
+  def init(key: Key[Array, ""]) -> Params:
+    row = jnp.zeros((1, 8), jnp.int32)
+    inputs = Inputs(
+      tokens_BT=row, order_BT=row, segments_BT=row + 1, row_B=jnp.zeros((1,), jnp.int32)
+    )
+    return module.init(key, inputs)["params"]
+
+  def encode(params, inputs, *, key=None, num_loops=None, keep_states=False) -> Output:
+    loops = module.num_loops if num_loops is None else num_loops
+    return module.apply({"params": params}, inputs, key, loops, keep_states, method="encode")
+
+  def finish(params, h_BTD, inputs):
+    return module.apply({"params": params}, h_BTD, inputs, method="finish")
+
+  def readout(params, hidden_BTD, row_B, *, key=None):
+    return module.apply({"params": params}, hidden_BTD, row_B, key, method="readout")
+
+  return Model(
+    init=init,
+    encode=encode,
+    finish=finish,
+    readout=readout,
+    num_loops=module.num_loops,
+    vocab_size=vocab_size,
+  )
+
+
+def _check(settings: Settings) -> None:
+  """Checks the skeleton's own settings."""
+  for name in settings:
+    if name not in _MODEL_FIELDS:
+      raise UserError(f"model.{name} is not a setting; model has {list(_MODEL_FIELDS)}.")
+  for name in ("embed_dim", "core_layers", "num_loops"):
+    if settings[name] < 1:
+      raise UserError(f"model.{name}={settings[name]} must be at least 1.")
+  for name in ("prelude_layers", "coda_layers"):
+    if settings[name] < 0:
+      raise UserError(f"model.{name}={settings[name]} must be at least 0.")
+  if settings["remat"] not in REMAT:
+    raise UserError(f"model.remat={settings['remat']!r} is none of {list(REMAT)}.")
+  if settings["compute_dtype"] not in COMPUTE_DTYPES:
+    raise UserError(
+      f"model.compute_dtype={settings['compute_dtype']!r} is none of {list(COMPUTE_DTYPES)}."
+    )
+  for group in ("block", "injection", "attention", "head"):
+    if "name" not in settings[group]:
+      raise UserError(f"model.{group} needs a name.")
+
+
+def _without_name(settings: Settings) -> dict[str, Any]:
+  return {key: value for key, value in settings.items() if key != "name"}
+
+
+def _plugin(folder: str, role: str, settings: Settings) -> Any:
+  """Builds a plug-in that is a plain dataclass."""
+  cls = getattr(plugins.load(folder, settings["name"]), role)
+  return cls(**plugins.settings(cls, _without_name(settings), where=f"model.{folder}"))

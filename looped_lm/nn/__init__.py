@@ -1,0 +1,1 @@
+"""The parts that blocks, injections and models are made of."""

@@ -1,0 +1,96 @@
+"""Positions: relative distances in logarithmic buckets, disentangled from the content.
+
+Source: DeBERTa's disentangled attention as GPT-BERT has it. One learned vector per bucket; near
+distances have a bucket each, far ones share buckets whose width grows logarithmically.
+"""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+import numpy as np
+
+from looped_lm.nn.linear import truncated_normal
+from looped_lm.nn.norms import LayerNorm
+
+LOOKUPS = ("one_hot", "gather")
+
+
+def bucket_table(length: int, *, num_buckets: int, max_distance: int) -> Int[np.ndarray, "T S"]:
+  """The row of the position table that each (query, key) pair uses.
+
+  With r = query - key and mid = K // 2: |r| <= mid has its own bucket; beyond, the bucket is
+  mid + ceil((mid - 1) ln(min(|r|, M - 1) / mid) / ln((M - 1) / mid)), with the sign of r. Made with
+  numpy, because the last distance sits exactly on a step of the ceiling.
+
+  Args:
+    length: T.
+    num_buckets: K; the table has 2 K - 1 rows.
+    max_distance: M; all distances from M - 1 on share the last bucket.
+  """
+  mid = num_buckets // 2
+  r = np.arange(length)[:, None] - np.arange(length)[None, :]
+  far = np.minimum(np.abs(r), max_distance - 1).clip(mid)
+  steps = np.log(far / mid) / np.log((max_distance - 1) / mid) * (mid - 1)
+  bucket = np.where(np.abs(r) <= mid, r, np.sign(r) * (mid + np.ceil(steps))).astype(np.int32)
+  return bucket + num_buckets - 1
+
+
+class RelativePositions(nn.Module):
+  """The bucket vectors, normalised: γ · LN(P) + β, of shape [2 K - 1, D].
+
+  Attributes:
+    embed_dim: D.
+    num_buckets: K.
+    eps: Of the norm.
+  """
+
+  embed_dim: int
+  num_buckets: int
+  eps: float
+
+  @nn.compact
+  def __call__(self) -> Float[Array, "P D"]:
+    shape = (2 * self.num_buckets - 1, self.embed_dim)
+    table_PD = self.param("embedding", truncated_normal(self.embed_dim), shape)
+    return LayerNorm(eps=self.eps, name="norm")(table_PD)
+
+
+def disentangled_bias(
+  q_BTNH: Float[Array, "B T N H"],
+  k_BSNH: Float[Array, "B S N H"],
+  position_q_PNH: Float[Array, "P N H"],
+  position_k_PNH: Float[Array, "P N H"],
+  bucket_TS: Int[np.ndarray, "T S"],
+  *,
+  lookup: str,
+) -> Float[Array, "B N T S"]:
+  """q_i · rk_{b(i,j)} + k_j · rq_{b(i,j)}, the same bucket in both terms; not yet scaled.
+
+  The products are taken per bucket and then looked up per pair, so no [T, S, D] tensor exists.
+
+  Args:
+    q_BTNH: Queries.
+    k_BSNH: Keys.
+    position_q_PNH: Bucket vectors through the layer's query projection.
+    position_k_PNH: Bucket vectors through the layer's key projection.
+    bucket_TS: From `bucket_table`.
+    lookup: "one_hot" (a matrix product; accelerators) or "gather".
+  """
+  dtype = jnp.promote_types(q_BTNH.dtype, jnp.float32)
+  content_BNTP = jnp.einsum(
+    "BTNH,PNH->BNTP", q_BTNH, position_k_PNH, preferred_element_type=dtype
+  )
+  content_BNSP = jnp.einsum(
+    "BSNH,PNH->BNSP", k_BSNH, position_q_PNH, preferred_element_type=dtype
+  )
+  if lookup == "gather":
+    to_key_BNTS = jnp.take_along_axis(content_BNTP, bucket_TS[None, None], axis=-1)
+    to_query_BNST = jnp.take_along_axis(content_BNSP, bucket_TS.T[None, None], axis=-1)
+    return to_key_BNTS + to_query_BNST.swapaxes(-1, -2)
+  one_hot_TSP = jax.nn.one_hot(bucket_TS, position_k_PNH.shape[0], dtype=q_BTNH.dtype)
+  return jnp.einsum(
+    "BNTP,TSP->BNTS", content_BNTP.astype(q_BTNH.dtype), one_hot_TSP, preferred_element_type=dtype
+  ) + jnp.einsum(
+    "BNSP,TSP->BNTS", content_BNSP.astype(q_BTNH.dtype), one_hot_TSP, preferred_element_type=dtype
+  )

@@ -1,0 +1,1 @@
+"""Optimisers, one file each, with their schedules and masks."""

@@ -1,0 +1,176 @@
+"""The records that flow between the parts, and the key to dimension letters.
+
+A name such as `logits_BTV` states its shape:
+
+| letter | dimension | letter | dimension |
+|---|---|---|---|
+| B | rows of a batch | N | attention heads |
+| T | query position | K | key/value heads |
+| S | key position | H | size of one head |
+| D | embedding | V | vocabulary |
+| F | MLP | L | distinct layers |
+| R | loops | 1 | broadcast |
+"""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+from typing import Any, Protocol
+
+from flax import struct
+import jax
+from jaxtyping import Array, Float, Int, Key
+
+Params = Any  # A nested dict of arrays.
+# A figure that adds exactly over devices and micro-batches: (sum, weight), divided once by the reader.
+Ratio = tuple[Float[Array, ""], Float[Array, ""]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Vocabulary:
+  """What an objective must know of a tokenizer.
+
+  Attributes:
+    size: V; ids are 0 .. size - 1.
+    num_special: Ids below it are specials: never drawn as a random replacement, never masked.
+    bos_id: `<s>`, the start of every piece.
+    pad_id: `<pad>`.
+    mask_id: `<mask>`.
+  """
+
+  size: int
+  num_special: int
+  bos_id: int
+  pad_id: int
+  mask_id: int
+
+
+@struct.dataclass
+class Batch:
+  """Rows of packed text.
+
+  Attributes:
+    tokens_BT: Token ids; every piece of a document starts with `<s>`.
+    segments_BT: 1, 2, … for the pieces of a row, 0 for padding.
+    row_B: Index of each row in the global batch of its step: keys its randomness.
+  """
+
+  tokens_BT: Int[Array, "B T"]
+  segments_BT: Int[Array, "B T"]
+  row_B: Int[Array, " B"]
+
+
+@struct.dataclass
+class Inputs:
+  """What a model reads.
+
+  Attributes:
+    tokens_BT: Token ids, corrupted where the objective says so.
+    order_BT: A query sees the keys of its segment whose order is not later than its own.
+    segments_BT: Equal means same document; 0 is padding, seen by nobody.
+    row_B: As in `Batch`.
+  """
+
+  tokens_BT: Int[Array, "B T"]
+  order_BT: Int[Array, "B T"]
+  segments_BT: Int[Array, "B T"]
+  row_B: Int[Array, " B"]
+
+
+@struct.dataclass
+class Output:
+  """What a model's encoder gives.
+
+  Attributes:
+    hidden_BTD: After the coda, ready for `Model.readout`.
+    states_RBTD: The recurrent state after every loop, or None unless asked for.
+  """
+
+  hidden_BTD: Float[Array, "B T D"]
+  states_RBTD: Float[Array, "R B T D"] | None = None
+
+
+@struct.dataclass
+class Task:
+  """A batch as an objective poses it.
+
+  Attributes:
+    inputs: What the model reads.
+    targets_BT: The token to predict at each position; anything where the weight is 0.
+    weight_BT: Weight of each position in the loss; 0 where nothing is predicted.
+    mode_B: Which of the objective's `modes` a row belongs to.
+  """
+
+  inputs: Inputs
+  targets_BT: Int[Array, "B T"]
+  weight_BT: Float[Array, "B T"]
+  mode_B: Int[Array, " B"]
+
+
+@struct.dataclass
+class Loss:
+  """A sum and its weight: micro-batches and devices add, and the division comes last.
+
+  Attributes:
+    sum_nats: Sum of weighted losses.
+    weight: Sum of the weights; the loss is `sum_nats / weight`.
+    metrics: Other figures as (sum, weight), named `<mode>/<what>`.
+  """
+
+  sum_nats: Float[Array, ""]
+  weight: Float[Array, ""]
+  metrics: Mapping[str, Ratio]
+
+
+@struct.dataclass
+class State:
+  """All that a step changes and a checkpoint keeps.
+
+  Attributes:
+    step: Optimiser steps taken.
+    params: Raw parameters.
+    ema: Their exponential moving average, or None when it is off.
+    opt_state: The optimiser's state.
+    key: The run's key; a step's key is `fold_in(key, step)`.
+  """
+
+  step: Int[Array, ""]
+  params: Params
+  ema: Params | None
+  opt_state: Any
+  key: Key[Array, ""]
+
+
+class Encode(Protocol):
+  """Reads a batch; `key` is the step's key, None switches dropout and other noise off."""
+
+  def __call__(
+    self,
+    params: Params,
+    inputs: Inputs,
+    *,
+    key: jax.Array | None = None,
+    num_loops: int | None = None,
+    keep_states: bool = False,
+  ) -> Output: ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Model:
+  """A model as pure functions of its parameters.
+
+  Attributes:
+    init: key -> params.
+    encode: (params, inputs, …) -> Output.
+    finish: (params, state_BTD, inputs) -> hidden_BTD; sends one recurrent state through the coda, so
+      that any loop can be read out.
+    readout: (params, hidden_BTD, row_B, key=None) -> logits_BTV in at least float32.
+    num_loops: Loops used where none are asked for.
+    vocab_size: V.
+  """
+
+  init: Callable[[jax.Array], Params]
+  encode: Encode
+  finish: Callable[..., Float[Array, "B T D"]]
+  readout: Callable[..., Float[Array, "B T V"]]
+  num_loops: int
+  vocab_size: int

@@ -1,0 +1,163 @@
+"""The numbers of the reference implementations, reproduced.
+
+Takes every file of the folder in `LOOPED_LM_GOLDEN` (default: the project's own) and is driven by the
+file's `config` alone. In float64 every tensor agrees to 1e-6 (largest difference over largest
+entry); in float32 forward and losses agree to 1e-4.
+"""
+
+import json
+import os
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from looped_lm import visibility
+from looped_lm.errors import UserError
+from looped_lm.init import torch_weights
+from looped_lm.models import looped
+from looped_lm.nn.token_loss import token_loss
+from looped_lm.optim import lamb
+from looped_lm.types import Inputs, Task
+
+FOLDER = pathlib.Path(os.environ.get("LOOPED_LM_GOLDEN", pathlib.Path(__file__).parent / "golden"))
+FILES = sorted(FOLDER.glob("*.npz"))
+Z_LOSS_WEIGHT = 1e-4
+
+
+@pytest.fixture(params=FILES, ids=lambda path: path.stem)
+def golden(request):
+  with np.load(request.param) as file:
+    return {name: file[name] for name in file.files}
+
+
+def tensors_under(golden, prefix):
+  return {name[len(prefix) :]: golden[name] for name in golden if name.startswith(prefix)}
+
+
+def as_inputs(golden, num_masked_rows):
+  """Order and segments that say what the file's `allowed` says."""
+  allowed = golden["allowed"]
+  rows, length = golden["ids"].shape
+  linked = allowed | allowed.swapaxes(1, 2)
+  segments = np.zeros((rows, length), np.int32)
+  for row in range(rows):
+    for position in range(length):
+      peers = np.flatnonzero(linked[row, position])
+      segments[row, position] = peers[0] + 1 if peers.size else 0
+  causal = np.arange(rows)[:, None] >= num_masked_rows
+  order = np.where(causal, np.arange(length)[None, :], 0).astype(np.int32)
+  np.testing.assert_array_equal(visibility.visible(jnp.asarray(order), jnp.asarray(segments)), allowed)
+  return Inputs(
+    tokens_BT=jnp.asarray(golden["ids"], jnp.int32),
+    order_BT=jnp.asarray(order),
+    segments_BT=jnp.asarray(segments),
+    row_B=jnp.arange(rows),
+  )
+
+
+def assert_close(name, ours, theirs, tolerance):
+  ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
+  assert ours.shape == theirs.shape, name
+  error = np.abs(ours - theirs).max() / max(np.abs(theirs).max(), 1e-30)
+  assert error <= tolerance, f"{name}: {error:.2e} > {tolerance:.0e}"
+
+
+def assert_trees_close(label, ours, theirs, tolerance):
+  flat = jax.tree_util.tree_leaves_with_path(theirs)
+  for (path, expected), actual in zip(flat, jax.tree.leaves(ours), strict=True):
+    assert_close(label + jax.tree_util.keystr(path), actual, expected, tolerance)
+
+
+def pose(golden, dtype):
+  """The file's network, parameters, and a function from parameters to loss and everything else."""
+  config = json.loads(str(golden["config"]))
+  model = looped.build(torch_weights.model_settings(config), vocab_size=config["vocab_size"])
+  params = torch_weights.params(tensors_under(golden, "param/"), config)
+  params = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf), dtype), params)
+  inputs = as_inputs(golden, config["num_masked_rows"])
+  labels = golden["labels"]
+  task = Task(
+    inputs=inputs,
+    targets_BT=jnp.asarray(np.where(labels >= 0, labels, 0), jnp.int32),
+    weight_BT=jnp.asarray(labels >= 0, dtype),
+    mode_B=jnp.zeros(labels.shape[0], jnp.int32),
+  )
+
+  def forward(params):
+    parts = token_loss(model, params, task, key=None, z_loss_weight=Z_LOSS_WEIGHT, modes=("all",))
+    output = model.encode(params, inputs, keep_states=True)
+    logits = model.readout(params, output.hidden_BTD, inputs.row_B)
+    return parts.sum_nats / parts.weight, (output, logits, parts.metrics)
+
+  return config, params, forward
+
+
+def assert_forward(golden, config, value, figures, tolerance):
+  output, logits, metrics = figures
+  valid = golden["valid_query"]
+  assert_close("hidden", output.hidden_BTD[valid], golden["hidden"][valid], tolerance)
+  assert_close("logits", logits[valid], golden["logits"][valid], tolerance)
+  if config["loops"]:
+    for loop, state in enumerate(golden["hidden_per_loop"]):
+      ours = output.states_RBTD[loop][valid]
+      assert_close(f"hidden after loop {loop + 1}", ours, state[valid], tolerance)
+  assert_close("loss", value, golden["loss"], tolerance)
+  for ours, theirs in {"loss_nats": "cross_entropy", "z": "z_loss"}.items():
+    total, weight = metrics[f"all/{ours}"]
+    assert_close(theirs, total / weight, golden[theirs], tolerance)
+
+
+def test_golden_float32(golden):
+  config, params, forward = pose(golden, np.float32)
+  assert_forward(golden, config, *jax.jit(forward)(params), 1e-4)
+
+
+def test_golden_float64(golden, x64):
+  """Forward, loss, gradients, and four LAMB steps with their clipping."""
+  config, params, forward = pose(golden, np.float64)
+  hparams = json.loads(str(golden["lamb/hparams"]))
+  optimizer = lamb.Optimizer(
+    weight_decay=hparams["weight_decay"],
+    b1=hparams["b1"],
+    b2=hparams["b2"],
+    eps=hparams["eps"],
+    clip_norm=hparams["clip_global_norm"],
+  )
+  rates = jnp.asarray(golden["lamb/lrs"])
+  tx = optimizer.build(lambda count: rates[count])
+
+  @jax.jit
+  def step(params, opt_state):
+    (value, figures), grads = jax.value_and_grad(forward, has_aux=True)(params)
+    updates, opt_state = tx.update(grads, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state, value, figures, grads
+
+  opt_state = jax.jit(tx.init)(params)
+  for number in range(len(rates)):
+    params, opt_state, value, figures, grads = step(params, opt_state)
+    if number == 0:
+      assert_forward(golden, config, value, figures, 1e-6)
+      reference = torch_weights.params(tensors_under(golden, "grad/"), config)
+      assert_trees_close("grad", grads, reference, 1e-6)
+    assert_close(f"lamb loss {number}", value, golden["lamb/loss"][number], 1e-6)
+    norm = np.sqrt(sum(np.square(leaf).sum() for leaf in jax.tree.leaves(grads)))
+    assert_close(f"lamb norm {number}", norm, golden["lamb/grad_norm"][number], 1e-6)
+  reference = torch_weights.params(tensors_under(golden, "lamb/param/"), config)
+  assert_trees_close("lamb", params, reference, 1e-6)
+
+
+def test_a_family_that_is_not_built_is_named():
+  with pytest.raises(UserError, match="some_family"):
+    torch_weights.model_settings({"model_type": "some_family"})
+
+
+def test_weights_that_do_not_fit_are_named(golden):
+  config = json.loads(str(golden["config"]))
+  tensors = tensors_under(golden, "param/")
+  tensors["stray"] = tensors.pop("embedding.word_embedding.weight")
+  with pytest.raises(UserError, match=r"missing \['embedding.word_embedding.weight'\].*\['stray'\]"):
+    torch_weights.params(tensors, config)

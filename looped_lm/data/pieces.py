@@ -1,9 +1,9 @@
 r"""Where a text is cut before BPE, and a fast way to spell plain ASCII.
 
-A piece is a clitic, or at most 24 letters, one digit or at most 24 other signs (each with an optional
-space before it), or whitespace. BPE merges bytes inside pieces only, so a space belongs to the word
-after it, digits stand alone and no token spans two words. Pieces end at 24 characters to bound the
-cost of a text without spaces.
+A piece is a clitic, or at most 24 letters, one digit or at most 24 other signs (each with an
+optional space before it), or whitespace. BPE merges bytes inside pieces only, so a space belongs to
+the word after it, digits stand alone and no token spans two words. Pieces end at 24 characters to
+bound the cost of a text without spaces.
 """
 
 from collections.abc import Sequence

@@ -57,13 +57,12 @@ def provenance(name: str) -> list[dict[str, str]]:
   Two machines with equal provenance read equal documents.
   """
   if name == GENERATED or missing_packages():
-    digest = hashlib.sha256(repr((GENERATED_SEED, GENERATED_WORDS)).encode())
-    digest.update(generated_english.fingerprint().encode())
+    settings = f"{generated_english.fingerprint()} {GENERATED_SEED} {GENERATED_WORDS}"
     return [
       {
-        "package": "looped_lm.data.generated_english",
-        "version": str(generated_english.VERSION),
-        "sha256": digest.hexdigest(),
+        "package": "looped-lm",
+        "version": importlib.metadata.version("looped-lm"),
+        "sha256": hashlib.sha256(settings.encode()).hexdigest(),
       }
     ]
   found = []

@@ -4,9 +4,9 @@
 |---|---|---|
 | `line` | .txt | a line |
 | `file` | .txt | a whole file |
-| `json` | .jsonl, .parquet | the text field of a line or row; a .jsonl line may also be a bare string |
+| `json` | .jsonl, .parquet | the text field of a line or row; a .jsonl line may be a bare string |
 
-`.train`, `.dev` and `.test` (BabyLM's names) are text too. Every kind may be compressed (.gz, .zst).
+`.train`, `.dev` and `.test` (BabyLM's names) are text too. Every kind may be packed (.gz, .zst).
 Lines end with LF, CRLF or CR. A byte order mark is no text; lines of only whitespace hold no words
 and are skipped; everything else, NUL characters included, reaches the documents unchanged.
 """
@@ -83,8 +83,8 @@ def read(files: Sequence[str], *, document: str, text_field: str) -> Iterator[Do
     text_field: Key of a JSON object or name of a Parquet column; unused otherwise.
 
   Raises:
-    UserError: At once, if `document` does not fit the files; while reading, if bytes are no UTF-8, a
-      field is missing, a file is damaged, or no file holds any text. Names file and line.
+    UserError: At once, if `document` does not fit the files; while reading, if bytes are no UTF-8,
+      a field is missing, a file is damaged, or no file holds any text. Names file and line.
   """
   if document not in DOCUMENTS:
     raise UserError(f"data.document={document!r} must be one of {list(DOCUMENTS)}.")
@@ -363,13 +363,13 @@ def _field(value: dict[str, Any], name: str, *, file: str, line: int) -> Any:
 
 
 def _check_surrogates(text: str, *, file: str, line: int) -> None:
-  """JSON can spell half a character, e.g. "\\ud800", which no UTF-8 holds."""
+  """Refuses half a character, which JSON can spell as an escape and no UTF-8 holds."""
   try:
     text.encode()
   except UnicodeEncodeError as error:
     raise UserError(
-      f"{file}, line {line}: \\u{ord(text[error.start]):04x} is half a character (a lone surrogate). "
-      "Repair the line."
+      f"{file}, line {line}: \\u{ord(text[error.start]):04x} is half a character (a lone "
+      "surrogate). Repair the line."
     ) from None
 
 

@@ -7,9 +7,9 @@ With `add_prefix_space` one space is put before a text, always, and decoding tak
 first word is then spelled like every other, and " a" still differs from "a".
 
 Differs from the paper's reference tokenizer: no NFKC and no changed spaces around newlines (both
-lose text; NFKC is a cleaning step here), `min_frequency` reaches the trainer, the trainer reads text
-and not raw JSON, and the specials are listed in `added_tokens`, so that `<mask>` in a prompt is one
-token in any program that loads the file.
+lose text; NFKC is a cleaning step here), `min_frequency` reaches the trainer, the trainer reads
+text and not raw JSON, and the specials are listed in `added_tokens`, so that `<mask>` in a prompt
+is one token in any program that loads the file.
 """
 
 from collections.abc import Iterable, Sequence
@@ -137,19 +137,21 @@ class Tokenizer:
     """Encodes many texts, on all cores.
 
     Raises:
-      UserError: A text holds half a character (a lone surrogate), or a foreign tokenizer spells text
-        with a special token.
+      UserError: A text holds half a character (a lone surrogate), or a foreign tokenizer spells
+        text with a special token.
     """
     texts = list(texts)
-    ids_N = [self._ascii.spell(t) if self._ascii and t.isascii() else None for t in texts]
-    rest = [i for i, ids in enumerate(ids_N) if ids is None]
+    plain = [self._ascii is not None and text.isascii() for text in texts]
+    others = [text for text, is_plain in zip(texts, plain, strict=True) if not is_plain]
     try:
-      slow = self._corpus.encode_batch_fast([texts[i] for i in rest], add_special_tokens=False)
+      found = iter(self._corpus.encode_batch_fast(others, add_special_tokens=False))
     except TypeError:
-      _explain_surrogate(texts)
+      _explain_surrogate(others)
       raise
-    for i, found in zip(rest, slow, strict=True):
-      ids_N[i] = found.ids
+    ids_N = [
+      self._ascii.spell(text) if self._ascii and is_plain else next(found).ids
+      for text, is_plain in zip(texts, plain, strict=True)
+    ]
     counts_N = np.array([len(ids) for ids in ids_N], np.int64)
     ids_T = np.fromiter(itertools.chain.from_iterable(ids_N), np.int32, count=int(counts_N.sum()))
     ends_N = np.cumsum(counts_N)
@@ -216,7 +218,8 @@ class Tokenizer:
     """The same for foreign tokenizers that change the text they read; slower."""
     words_T = np.zeros(len(ids_T), np.int64)
     base = 0
-    for text, found in zip(texts, self._corpus.encode_batch(texts, add_special_tokens=False)):
+    encodings = self._corpus.encode_batch(texts, add_special_tokens=False)
+    for text, found in zip(texts, encodings, strict=True):
       start_C = words.starts(words.code_points([text]), length_N=np.array([len(text)]))
       start_W = np.flatnonzero(start_C)
       if len(start_W) and not len(found):
@@ -271,8 +274,8 @@ def train(
   reached = core.get_vocab_size()
   if reached < vocab_size:
     raise UserError(
-      f"tokenizer.vocab_size={vocab_size} is more than the text supports: it gives {reached} tokens "
-      f"at tokenizer.min_frequency={min_frequency}. Use at most {reached}, or more text."
+      f"tokenizer.vocab_size={vocab_size} is more than the text supports: it gives {reached} "
+      f"tokens at tokenizer.min_frequency={min_frequency}. Use at most {reached}, or more text."
     )
   core.post_processor = processors.TemplateProcessing(
     single=f"{BOS} $A",
@@ -317,6 +320,6 @@ def _explain_surrogate(texts: Sequence[str]) -> None:
     for place, character in enumerate(text):
       if "\ud800" <= character <= "\udfff":
         raise UserError(
-          f"Character {place} of {ascii(text[:40])} is half a character (a lone surrogate), which "
+          f"Character {place} of {text[:40]!a} is half a character (a lone surrogate), which "
           "no UTF-8 text holds. Repair the text."
         )

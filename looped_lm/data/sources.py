@@ -182,13 +182,17 @@ def _walk(directory: epath.Path) -> list[epath.Path]:
 
 
 def _glob(path: epath.Path) -> list[epath.Path]:
-  """Like the shell; `epath` globs only below a path without wildcards."""
+  """Like the shell; remote paths have no `**`."""
+  name = os.fspath(path)
+  if "://" not in name:
+    return [epath.Path(match) for match in glob.glob(name, recursive=True)]
+  if "**" in name:
+    raise UserError(f"{name}: `**` works on local paths only. Give the directory itself.")
+  # `epath` globs only below a path without wildcards.
   parts = path.parts
   first = next(i for i, part in enumerate(parts) if glob.has_magic(part))
-  root = epath.Path(*parts[:first]) if first else epath.Path(".")
-  if not root.is_dir():
-    return []
-  return sorted(root.glob("/".join(parts[first:])), key=os.fspath)
+  root = epath.Path(*parts[:first])
+  return list(root.glob("/".join(parts[first:]))) if root.is_dir() else []
 
 
 def _hidden(name: str) -> bool:

@@ -6,6 +6,9 @@ RUNS ?= runs
 PY = $(VENV)/bin/python
 RUN = $(PY) -m looped_lm.main
 
+# Byte code is made on first import; making it for every file here would double the time.
+PIP = --quiet --no-compile --disable-pip-version-check
+
 # What stock Colab has; see test-colab.
 COLAB_VENV ?= .venv-colab
 COLAB_PINS = jax==0.7.2 jaxlib==0.7.2 flax==0.11.2 optax==0.2.8 orbax-checkpoint==0.12.4 grain==0.2.18
@@ -27,12 +30,12 @@ $(VENV)/.quickstart: pyproject.toml
 	@test -x $(PY) || test -n "$(PYTHON)" || { echo "$(NO_PYTHON)" >&2; exit 1; }
 	@test -x $(PY) || { echo "Making $(VENV) with $(PYTHON)"; "$(PYTHON)" -m venv $(VENV); }
 	@echo "Installing looped-lm into $(VENV) (some minutes the first time)"
-	@$(PY) -m pip install --quiet --editable '.[quickstart]'
+	@$(PY) -m pip install $(PIP) --editable '.[quickstart]'
 	@touch $@
 
 $(VENV)/.setup: $(VENV)/.quickstart
 	@echo "Installing the tools for tests and checks into $(VENV)"
-	@$(PY) -m pip install --quiet --editable '.[dev]'
+	@$(PY) -m pip install $(PIP) --editable '.[dev]'
 	@touch $@
 
 setup: $(VENV)/.setup ## Makes or updates the environment in .venv.
@@ -71,7 +74,7 @@ smoke: setup ## The tiny quickstart from raw text to report, through the command
 $(COLAB_VENV)/.setup: pyproject.toml
 	@test -x $(COLAB_VENV)/bin/python || test -n "$(PYTHON)" || { echo "$(NO_PYTHON)" >&2; exit 1; }
 	@test -x $(COLAB_VENV)/bin/python || "$(PYTHON)" -m venv $(COLAB_VENV)
-	@$(COLAB_VENV)/bin/python -m pip install --quiet --editable '.[test]' $(COLAB_PINS)
+	@$(COLAB_VENV)/bin/python -m pip install $(PIP) --editable '.[test]' $(COLAB_PINS)
 	@touch $@
 
 # Colab's jax is the oldest we serve, so this is also the test of the lower bounds.

@@ -12,7 +12,6 @@ import hypothesis
 import jax
 import pytest
 
-
 # The same examples on every machine and every run, and never a failure because it was slow.
 hypothesis.settings.register_profile(
   "looped_lm", derandomize=True, deadline=None, max_examples=25, database=None

@@ -10,9 +10,10 @@ import sys
 
 import pytest
 
+from looped_lm import plugins
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "looped_lm"
-PLUGIN_FOLDERS = ("attention", "blocks", "injection")
 
 # Library -> the only places of the package that may import it.
 PLACES = {
@@ -56,9 +57,9 @@ def misplaced(source: str, place: str) -> list[str]:
         wrong.append(f"line {line}: {library} belongs in {', '.join(places)}")
       elif library == "torch" and not in_function:
         wrong.append(f"line {line}: torch is imported inside functions, so that it may be absent")
-    sibling = name.removeprefix(f"looped_lm.{place}.")
-    if place in PLUGIN_FOLDERS and sibling != name:
-      wrong.append(f"line {line}: plug-ins do not know each other, yet it imports {sibling}")
+    for sibling in plugins.names(place) if place in plugins.ROLES else ():
+      if f"{name}.".startswith(f"looped_lm.{place}.{sibling}."):
+        wrong.append(f"line {line}: plug-ins do not know each other, yet it imports {sibling}")
   return wrong
 
 
@@ -84,6 +85,8 @@ def test_every_file_imports_only_what_its_place_allows():
     ("models", "def f():\n  import torch", "line 2: torch belongs in export, init"),
     ("blocks", "from looped_lm.blocks.gpt_bert import Block", "plug-ins do not know each other"),
     ("blocks", "from looped_lm.nn import norms", ""),
+    ("optim", "from looped_lm.optim import lamb", "plug-ins do not know each other"),
+    ("optim", "from looped_lm.optim import schedules", ""),
   ],
 )
 def test_a_misplaced_import_is_found(place, source, found):

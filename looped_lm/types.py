@@ -164,6 +164,7 @@ class Model:
     finish: (params, state_BTD, inputs) -> hidden_BTD; sends one recurrent state through the coda, so
       that any loop can be read out.
     readout: (params, hidden_BTD, row_B, key=None) -> logits_BTV in at least float32.
+    diagnose: params -> figures of the injection, e.g. the spectral radius of its decay.
     num_loops: Loops used where none are asked for.
     vocab_size: V.
   """
@@ -172,5 +173,31 @@ class Model:
   encode: Encode
   finish: Callable[..., Float[Array, "B T D"]]
   readout: Callable[..., Float[Array, "B T V"]]
+  diagnose: Callable[[Params], dict[str, Float[Array, ""]]]
   num_loops: int
   vocab_size: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Subject:
+  """What an evaluator may look at besides the parameters.
+
+  Attributes:
+    model: The model.
+    vocabulary: The tokenizer's.
+    tokenizer: The tokenizer itself.
+    held_out: Rows of text that training never sees.
+    unigram_V: Counts of each id among the training tokens.
+    strategy: Splits batches over devices and compiles sums over them.
+    batch_size: Rows of an evaluation batch.
+    num_batches: Most batches to read; 0 reads all.
+  """
+
+  model: Model
+  vocabulary: Vocabulary
+  tokenizer: Any
+  held_out: Any
+  unigram_V: Any
+  strategy: Any
+  batch_size: int
+  num_batches: int

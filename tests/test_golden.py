@@ -106,7 +106,7 @@ def assert_forward(golden, config, value, figures, tolerance):
       ours = output.states_RBTD[loop][valid]
       assert_close(f"hidden after loop {loop + 1}", ours, state[valid], tolerance)
   assert_close("loss", value, golden["loss"], tolerance)
-  for ours, theirs in {"loss_nats": "cross_entropy", "z": "z_loss"}.items():
+  for ours, theirs in {"loss_nats": "cross_entropy", "z_loss": "z_loss"}.items():
     total, weight = metrics[f"all/{ours}"]
     assert_close(theirs, total / weight, golden[theirs], tolerance)
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from looped_lm.nn.precision import widen
+from looped_lm.types import Params
 
 # Δ₀ = -ln √(1/5), so that exp(Δ₀ A) = √(1/5) with A = -1.
 _INITIAL_STEP = 0.5 * math.log(5.0)
@@ -80,3 +81,13 @@ class Injection(nn.Module):
 def decay(A_log: Float[Array, " D"], dt_bias: Float[Array, " D"]) -> Float[Array, " D"]:
   """exp(ΔA): per channel, what one loop keeps of the state; its maximum is the spectral radius."""
   return jnp.exp(-jax.nn.softplus(widen(dt_bias)) * jnp.exp(widen(A_log)))
+
+
+def diagnostics(params: Params) -> dict[str, Float[Array, ""]]:
+  """Spectral radius and mean of the decay, and the largest step size."""
+  decay_D = decay(params["A_log"], params["dt_bias"])
+  return {
+    "rho_max": decay_D.max(),
+    "rho_mean": decay_D.mean(),
+    "step_max": jax.nn.softplus(params["dt_bias"]).max(),
+  }

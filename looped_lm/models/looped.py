@@ -4,7 +4,7 @@ Every system is a point in this space: the block, the injection and the attentio
 the sizes of prelude, core and coda are numbers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
 from typing import Any
 
@@ -214,10 +214,11 @@ def build(settings: Settings, *, vocab_size: int) -> Model:
     num_loops=settings["num_loops"],
     remat=settings["remat"],
   )
-  return _as_functions(module, vocab_size)
+  diagnostics = getattr(injection_file, "diagnostics", lambda _: {})
+  return _as_functions(module, vocab_size, diagnostics)
 
 
-def _as_functions(module: LoopedLM, vocab_size: int) -> Model:
+def _as_functions(module: LoopedLM, vocab_size: int, diagnostics: Callable[..., Any]) -> Model:
   """The module's methods as pure functions of its parameters."""
 
   def init(key: Key[Array, ""]) -> Params:
@@ -242,6 +243,7 @@ def _as_functions(module: LoopedLM, vocab_size: int) -> Model:
     encode=encode,
     finish=finish,
     readout=readout,
+    diagnose=lambda params: diagnostics(params.get("injection", {})),
     num_loops=module.num_loops,
     vocab_size=vocab_size,
   )

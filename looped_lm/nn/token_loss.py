@@ -52,7 +52,7 @@ def token_loss(
   logits_BTV = model.readout(params, output.hidden_BTD, task.inputs.row_B, key=key)
   nats_BT, z_BT, correct_BT = token_figures(logits_BTV, task.targets_BT)
   weight_BT = task.weight_BT.astype(nats_BT.dtype)
-  figures = {"loss_nats": nats_BT, "z": z_BT, "accuracy": correct_BT}
+  figures = {"loss_nats": nats_BT, "z_loss": z_BT, "accuracy": correct_BT}
   return Loss(
     sum_nats=(weight_BT * (nats_BT + z_loss_weight * z_BT)).sum(),
     weight=weight_BT.sum(),

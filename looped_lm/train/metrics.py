@@ -130,7 +130,11 @@ class Metrics:
 
   @contextlib.contextmanager
   def paused(self) -> Iterator[None]:
-    """Keeps the time inside, e.g. of an evaluation, out of the training speed."""
+    """Keeps the time inside, e.g. of an evaluation, out of the training speed.
+
+    What is pending is written first: waiting for the steps before it is training time.
+    """
+    self._write_pending()
     start = self._clock()
     try:
       yield

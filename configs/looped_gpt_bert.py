@@ -1,0 +1,141 @@
+"""Looped GPT-BERT, 4 layers x 12 loops, with Parcae's stable injection: 12,330,004 parameters.
+
+Shows: masked next-token and causal rows in one batch (1:3), trained with LAMB on the BabyLM
+strict-small budget of ten epochs over 10M words. It differs from `looped_gpt_bert_paper.py` in the
+injection alone.
+
+Command: python -m looped_lm.main --config=configs/looped_gpt_bert.py --workdir=runs/looped \
+  --config.data.paths=babylm_10M
+Hardware: one accelerator. Time: not measured for this config; the paper's 4 x 12 run is about 93
+PFLOP. Result to expect: not measured yet.
+
+`:tiny` is the same system at a size for tests: seconds on a CPU, on generated English.
+"""
+
+from ml_collections import config_dict
+
+from looped_lm.errors import UserError
+
+
+def get_config(arguments: str = "") -> config_dict.ConfigDict:
+  """The values of the experiment; `arguments` is "" or "tiny"."""
+  config = config_dict.ConfigDict(
+    {
+      "seed": 42,
+      "data": {
+        "paths": (),
+        "document": "line",
+        "text_field": "text",
+        "cleaning": ("normalize_whitespace",),
+        "prepared_dir": "",
+        "packing": "lines",
+        "seq_len": 128,
+        "validation_fraction": 0.01,
+        "validation_paths": (),
+      },
+      "tokenizer": {
+        "path": "",
+        "vocab_size": 8192,
+        "min_frequency": 2,
+        "add_prefix_space": True,
+      },
+      "model": {
+        "embed_dim": 384,
+        "prelude_layers": 0,
+        "core_layers": 4,
+        "coda_layers": 0,
+        "num_loops": 12,
+        "remat": "dots",
+        "compute_dtype": "bfloat16",
+        "block": {
+          "name": "gpt_bert",
+          "num_heads": 6,
+          "mlp_dim": 1280,
+          "num_buckets": 32,
+          "max_distance": 512,
+          "attention_dropout_rate": 0.1,
+          "hidden_dropout_rate": 0.1,
+          "norm_eps": 1e-5,
+          "dwa_scope": "layer",
+          "position_lookup": "one_hot",
+        },
+        "injection": {"name": "diagonal"},
+        "attention": {"name": "dense"},
+        "embed": {"norm": True, "norm_eps": 1e-5, "dropout_rate": 0.1},
+        "head": {"name": "transform", "norm_eps": 1e-5, "dropout_rate": 0.1},
+      },
+      "init": {"name": "scratch"},
+      "objective": {
+        "name": "hybrid",
+        "mntp_fraction": 0.25,
+        "mask_rate_start": 0.30,
+        "mask_rate_end": 0.15,
+        "token_weighted": False,
+        "z_loss_weight": 1e-4,
+      },
+      "optim": {
+        "name": "lamb",
+        "learning_rate": 0.0141,
+        "warmup_fraction": 0.016,
+        "decay_fraction": 2600 / 4080,
+        "floor_fraction": 0.1,
+        "weight_decay": 0.1,
+        "b1": 0.9,
+        "b2": 0.98,
+        "eps": 1e-8,
+        "clip_norm": 2.0,
+      },
+      "train": {
+        # Exactly one of the four is above 0.
+        "total_steps": 0,
+        "total_epochs": 10.0,
+        "total_words": 0,
+        "total_tokens": 0,
+        "batch_size": 256,
+        "micro_batches": 1,
+        "ema_decay": 0.999,
+        "log_every_steps": 20,
+        "eval_every_steps": 500,
+        "save_every_steps": 500,
+        "keep_latest": 2,
+      },
+      "evals": {
+        "names": ("held_out", "unigram", "injection"),
+        "weights": "raw",
+        "batch_size": 64,
+        "num_batches": 16,
+        "best_metric": "eval/clm/loss_nats",
+      },
+      "parallel": {"strategy": "pmap"},
+    }
+  )
+  if arguments == "tiny":
+    return tiny(config)
+  if arguments:
+    raise UserError(f"looped_gpt_bert.py:{arguments} is unknown; the only argument is 'tiny'.")
+  return config
+
+
+def tiny(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
+  """The same system at a size that trains in seconds on a CPU."""
+  config.data.paths = ("corpus:generated-small",)
+  config.data.seq_len = 32
+  config.data.validation_fraction = 0.05
+  config.tokenizer.vocab_size = 600
+  config.model.embed_dim = 32
+  config.model.num_loops = min(3, config.model.num_loops)
+  config.model.core_layers = 2
+  config.model.compute_dtype = "float32"
+  config.model.block.num_heads = 2
+  config.model.block.mlp_dim = 64
+  config.model.block.num_buckets = 8
+  config.model.block.max_distance = 32
+  config.train.total_epochs = 0.0
+  config.train.total_steps = 20
+  config.train.batch_size = 8
+  config.train.log_every_steps = 5
+  config.train.eval_every_steps = 10
+  config.train.save_every_steps = 10
+  config.evals.batch_size = 8
+  config.evals.num_batches = 2
+  return config

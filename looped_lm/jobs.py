@@ -1,0 +1,340 @@
+"""The jobs of the command line: from a config to a built experiment, and what is done with it."""
+
+from collections.abc import Callable, Iterable, Mapping
+import dataclasses
+import functools
+from typing import Any
+
+from etils import epath
+import jax
+import optax
+
+from looped_lm import plugins
+from looped_lm.data import data_report
+from looped_lm.data.pipeline import Pipeline
+from looped_lm.data.prepare import Prepared, find_prepared, prepare
+from looped_lm.errors import UserError
+from looped_lm.models import looped
+from looped_lm.optim import schedules
+from looped_lm.scaling.describe import describe
+from looped_lm.train import checkpoint, loop, metrics, parallel, report, run_record, step
+from looped_lm.types import Model, Params, State, Subject, Vocabulary
+
+Config = Mapping[str, Any]
+_GROUPS = (
+  "seed",
+  "data",
+  "tokenizer",
+  "model",
+  "init",
+  "objective",
+  "optim",
+  "train",
+  "evals",
+  "parallel",
+)
+_BUDGETS = {"total_words": "words", "total_tokens": "tokens", "total_epochs": "epochs"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Experiment:
+  """Everything a config describes, built; nothing compiled.
+
+  Attributes:
+    config: The resolved config.
+    model: The model.
+    objective: What is predicted.
+    prepared: Tokenizer and rows.
+    pipeline: Batches of the training rows.
+    strategy: How steps run on devices.
+    total_steps: Steps of the whole run.
+  """
+
+  config: Config
+  model: Model
+  objective: Any
+  prepared: Prepared
+  pipeline: Pipeline
+  strategy: parallel.Pmap
+  total_steps: int
+
+  @functools.cached_property
+  def schedule(self) -> optax.Schedule:
+    """The learning rate of each step."""
+    return _schedule(self.config, total_steps=self.total_steps)
+
+  @functools.cached_property
+  def tx(self) -> optax.GradientTransformation:
+    """The optimiser."""
+    return _optimizer(self.config).build(self.schedule)
+
+  def abstract_state(self) -> State:
+    """The state's shapes, without computing it."""
+    return jax.eval_shape(self._make_state)
+
+  def initial_state(self) -> State:
+    """The state before the first step, on the host's first device."""
+    return jax.jit(self._make_state)()
+
+  def _make_state(self) -> State:
+    settings = {k: v for k, v in self.config["init"].items() if k != "name"}
+    init = plugins.load("init", self.config["init"]["name"]).Init(**settings)
+    return step.initial_state(
+      functools.partial(init.params, self.model),
+      self.tx,
+      seed=self.config["seed"],
+      ema=self.config["train"]["ema_decay"] > 0,
+    )
+
+  def evaluators(self) -> Callable[[Params], Iterable[tuple[str, float]]]:
+    """The config's evaluators as one function of the parameters."""
+    evals = self.config["evals"]
+    subject = Subject(
+      model=self.model,
+      vocabulary=_vocabulary(self.prepared),
+      tokenizer=self.prepared.tokenizer,
+      held_out=self.prepared.validation,
+      unigram_V=self.prepared.unigram_V,
+      strategy=self.strategy,
+      batch_size=evals["batch_size"],
+      num_batches=evals["num_batches"],
+    )
+    built = [
+      plugins.load("evals", name).Evaluator(subject=subject, **evals.get(name, {}))
+      for name in evals["names"]
+    ]
+
+    def evaluate(params: Params) -> Iterable[tuple[str, float]]:
+      for evaluator in built:
+        yield from evaluator.run(params)
+
+    return evaluate
+
+
+def run(
+  mode: str,
+  config: Config,
+  *,
+  workdir: str | None,
+  overrides: Mapping[str, Any],
+  allow_config_change: bool,
+) -> None:
+  """Runs a job.
+
+  Args:
+    mode: A key of `MODES`.
+    config: The resolved config.
+    workdir: Where the run lives.
+    overrides: What the command line changed of the config.
+    allow_config_change: Whether a workdir of another config may be continued.
+
+  Raises:
+    UserError: Something the user gave cannot work.
+  """
+  check(config)
+  if mode in ("train", "eval") and not workdir:
+    raise UserError(f"--workdir is missing; --mode={mode} needs a folder for the run.")
+  MODES[mode](
+    config, workdir=workdir, overrides=overrides, allow_config_change=allow_config_change
+  )
+
+
+def check(config: Config) -> None:
+  """Checks all of a config that can be checked without data; nothing compiles or is written.
+
+  Raises:
+    UserError: A value that cannot work.
+  """
+  for group in _GROUPS:
+    if group not in config:
+      raise UserError(f"The config has no {group!r}; it needs {list(_GROUPS)}.")
+  train, evals = config["train"], config["evals"]
+  budgets = {name: train[name] for name in ("total_steps", *_BUDGETS)}
+  if sum(value > 0 for value in budgets.values()) != 1 or min(budgets.values()) < 0:
+    raise UserError(f"Exactly one of train's budgets must be above 0; they are {budgets}.")
+  if not 0.0 <= train["ema_decay"] < 1.0:
+    raise UserError(f"train.ema_decay={train['ema_decay']} must lie in [0, 1); 0 switches it off.")
+  if train["log_every_steps"] < 1:
+    raise UserError(f"train.log_every_steps={train['log_every_steps']} must be at least 1.")
+  for name in ("eval_every_steps", "save_every_steps"):
+    if train[name] < 0:
+      raise UserError(f"train.{name}={train[name]} must be at least 0; 0 means at the end only.")
+  if evals["weights"] not in ("raw", "ema"):
+    raise UserError(f"evals.weights={evals['weights']!r} is none of ['raw', 'ema'].")
+  if evals["weights"] == "ema" and train["ema_decay"] == 0:
+    raise UserError("evals.weights='ema' needs an average: set train.ema_decay above 0.")
+  for name in evals["names"]:
+    plugins.load("evals", name)
+  strategy = parallel.make(config["parallel"])
+  strategy.check_batch(train["batch_size"], micro_batches=train["micro_batches"])
+  if evals["batch_size"] < 1 or evals["batch_size"] % jax.device_count():
+    raise UserError(
+      f"evals.batch_size={evals['batch_size']} must be a multiple of {jax.device_count()} devices."
+    )
+  size = max(config["tokenizer"]["vocab_size"], 17)
+  looped.build(config["model"], vocab_size=size)
+  _objective(
+    config, Vocabulary(size=size, num_special=16, bos_id=1, pad_id=3, mask_id=4)
+  )
+  plugins.load("init", config["init"]["name"])
+  _optimizer(config)
+  _schedule(config, total_steps=1000)
+
+
+def build(config: Config) -> Experiment:
+  """Prepares the data (or finds it prepared) and builds everything on it."""
+  prepared = _prepare(config)
+  vocabulary = _vocabulary(prepared)
+  pipeline = Pipeline(
+    prepared.train,
+    batch_size=config["train"]["batch_size"],
+    seed=config["seed"],
+    process_index=jax.process_index(),
+    process_count=jax.process_count(),
+  )
+  return Experiment(
+    config=config,
+    model=looped.build(config["model"], vocab_size=vocabulary.size),
+    objective=_objective(config, vocabulary),
+    prepared=prepared,
+    pipeline=pipeline,
+    strategy=parallel.make(config["parallel"]),
+    total_steps=_total_steps(config, pipeline),
+  )
+
+
+def _train(
+  config: Config, *, workdir: str, overrides: Mapping[str, Any], allow_config_change: bool
+) -> None:
+  changes = run_record.check_same(workdir, config, allow_change=allow_config_change)
+  experiment = build(config)
+  train, strategy = config["train"], experiment.strategy
+  evaluate = experiment.evaluators()
+  best = config["evals"]["best_metric"] or None
+  with checkpoint.Checkpoints(
+    str(epath.Path(workdir) / "checkpoints"),
+    keep_latest=train["keep_latest"],
+    best_metric=best,
+    config=config,
+  ) as checkpoints:
+    if checkpoints.latest_step() is None:
+      state = strategy.replicate(experiment.initial_state())
+    else:
+      state, data = checkpoints.restore(strategy.like_saved(experiment.abstract_state()))
+      assert data["next_step"] == int(state.step)
+      state = strategy.from_saved(state)
+      print(f"Resuming {workdir} at step {int(state.step)}.")
+    first = int(state.step)
+    print(describe(experiment.model, config, experiment.prepared))
+    run_record.write(workdir, config, overrides=overrides, changes=changes, step=first)
+    with metrics.Metrics(
+      workdir,
+      total_steps=experiment.total_steps,
+      resumed_step=first,
+      writes=jax.process_index() == 0,
+    ) as log:
+      state = loop.train(
+        state,
+        train_step=step.make_train_step(
+          model=experiment.model,
+          objective=experiment.objective,
+          tx=experiment.tx,
+          schedule=experiment.schedule,
+          total_steps=experiment.total_steps,
+          micro_batches=train["micro_batches"],
+          ema_decay=train["ema_decay"],
+        ),
+        strategy=strategy,
+        pipeline=experiment.pipeline,
+        evaluate=lambda state: evaluate(_weights(state, config)),
+        checkpoints=checkpoints,
+        metrics=log,
+        total_steps=experiment.total_steps,
+        log_every_steps=train["log_every_steps"],
+        eval_every_steps=train["eval_every_steps"],
+        save_every_steps=train["save_every_steps"],
+      )
+  if jax.process_index() == 0:
+    print(f"Report: {report.write_report(workdir)}")
+
+
+def _eval(config: Config, *, workdir: str, **_: Any) -> None:
+  run_record.check_same(workdir, config, allow_change=True)
+  experiment = build(config)
+  which = "ema" if config["evals"]["weights"] == "ema" else "params"
+  abstract = experiment.strategy.like_saved(experiment.abstract_state())
+  params = checkpoint.restore_params(workdir, abstract.params, which=which)
+  for name, value in experiment.evaluators()(experiment.strategy.replicate(params)):
+    print(f"{name:48} {value:10.5f}")
+
+
+def _prepare_only(config: Config, **_: Any) -> None:
+  prepared = _prepare(config)
+  print(data_report.text(prepared.report))
+
+
+def _describe(config: Config, **_: Any) -> None:
+  prepared = find_prepared(config["data"], config["tokenizer"], seed=config["seed"])
+  size = prepared.tokenizer.vocab_size if prepared else config["tokenizer"]["vocab_size"]
+  print(describe(looped.build(config["model"], vocab_size=size), config, prepared))
+
+
+MODES: dict[str, Callable[..., None]] = {
+  "train": _train,
+  "eval": _eval,
+  "prepare": _prepare_only,
+  "describe": _describe,
+}
+
+
+def _weights(state: State, config: Config) -> Params:
+  return state.ema if config["evals"]["weights"] == "ema" else state.params
+
+
+def _prepare(config: Config) -> Prepared:
+  return prepare(
+    config["data"],
+    config["tokenizer"],
+    seed=config["seed"],
+    process_index=jax.process_index(),
+  )
+
+
+def _vocabulary(prepared: Prepared) -> Vocabulary:
+  tokenizer = prepared.tokenizer
+  return Vocabulary(
+    size=tokenizer.vocab_size,
+    num_special=tokenizer.num_special,
+    bos_id=tokenizer.bos_id,
+    pad_id=tokenizer.pad_id,
+    mask_id=tokenizer.mask_id,
+  )
+
+
+def _objective(config: Config, vocabulary: Vocabulary) -> Any:
+  cls = plugins.load("objectives", config["objective"]["name"]).Objective
+  given = {k: v for k, v in config["objective"].items() if k != "name"}
+  fields = {field.name for field in dataclasses.fields(cls)}
+  used = {k: v for k, v in given.items() if k in fields}
+  return cls(vocabulary=vocabulary, **used)
+
+
+def _optimizer(config: Config) -> Any:
+  cls = plugins.load("optim", config["optim"]["name"]).Optimizer
+  fields = {field.name for field in dataclasses.fields(cls)}
+  return cls(**{k: v for k, v in config["optim"].items() if k in fields})
+
+
+def _schedule(config: Config, *, total_steps: int) -> optax.Schedule:
+  optim = config["optim"]
+  names = ("learning_rate", "warmup_fraction", "decay_fraction", "floor_fraction")
+  return schedules.warmup_cosine(**{name: optim[name] for name in names}, total_steps=total_steps)
+
+
+def _total_steps(config: Config, pipeline: Pipeline) -> int:
+  """The run's length in steps, from whichever budget is given."""
+  train = config["train"]
+  if train["total_steps"] > 0:
+    return train["total_steps"]
+  budgets = {unit: train[name] for name, unit in _BUDGETS.items() if train[name] > 0}
+  return pipeline.steps_for(**budgets)

@@ -1,0 +1,66 @@
+"""The command line: flags to a config, and the config to a job.
+
+python -m looped_lm.main --config=configs/NAME.py[:arguments] --workdir=DIR \
+  [--mode=train|prepare|eval|describe] [--config.group.field=value …]
+"""
+
+from collections.abc import Sequence
+import sys
+
+from absl import app, flags
+from ml_collections import config_flags
+
+from looped_lm import jobs
+from looped_lm.errors import UserError
+
+_CONFIG = config_flags.DEFINE_config_file(
+  "config", None, "The experiment: a file of configs/, with arguments behind a colon."
+)
+_WORKDIR = flags.DEFINE_string("workdir", None, "Where the run lives: checkpoints, log, report.")
+_MODE = flags.DEFINE_enum("mode", "train", sorted(jobs.MODES), "What to do.")
+_ALLOW_CONFIG_CHANGE = flags.DEFINE_bool(
+  "allow_config_change", False, "Go on in a workdir that was started with another config."
+)
+
+
+def run(arguments: Sequence[str]) -> None:
+  """Parses the command line and runs the job.
+
+  Args:
+    arguments: As `sys.argv`.
+
+  Raises:
+    UserError: A flag, a config field or a value that cannot work.
+  """
+  try:
+    rest = flags.FLAGS(list(arguments))
+  except (flags.Error, AttributeError, KeyError, OSError, TypeError) as error:
+    raise UserError(" ".join(str(error.args[-1]).replace("\\n", " ").split())) from error
+  if len(rest) > 1:
+    raise UserError(f"Unknown arguments {rest[1:]}; flags start with two dashes.")
+  if _CONFIG.value is None:
+    raise UserError("--config is missing; give a file such as configs/quickstart.py.")
+  config = _CONFIG.value.to_dict()
+  overrides = config_flags.get_override_values(flags.FLAGS["config"])
+  jobs.run(
+    _MODE.value,
+    config,
+    workdir=_WORKDIR.value,
+    overrides=overrides,
+    allow_config_change=_ALLOW_CONFIG_CHANGE.value,
+  )
+
+
+def main() -> None:
+  """Runs the program; a user's mistake is one line and exit code 1."""
+  try:
+    if {"--help", "-help", "--helpshort", "--helpfull"} & set(sys.argv):
+      app.run(lambda _: None)
+    run(sys.argv)
+  except UserError as error:
+    print(f"looped_lm: {error}", file=sys.stderr)
+    sys.exit(1)
+
+
+if __name__ == "__main__":
+  main()

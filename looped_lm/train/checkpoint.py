@@ -341,11 +341,7 @@ def _open(
     return ocp.CheckpointManager(path, options=options)
   keep: list[Any] = [policies.LatestN(keep_latest)]
   if keep_best:
-    # Without a metric a checkpoint would otherwise be kept for ever.
-    best = policies.BestN(
-      get_metric_fn=_rank, reverse=True, n=1, keep_checkpoints_without_metrics=False
-    )
-    keep.append(best)
+    keep.append(policies.BestN(get_metric_fn=_rank, reverse=True, n=1))
   options = ocp.CheckpointManagerOptions(
     preservation_policy=policies.AnyPreservationPolicy(keep),
     best_fn=_rank,  # Metrics are dropped in silence unless it is set.

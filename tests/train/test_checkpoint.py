@@ -209,7 +209,7 @@ def test_a_damaged_checkpoint_names_the_one_before(directory, damage):
 
 def test_a_half_written_checkpoint_is_ignored_and_removed(directory):
   save_all(directory, {3: None})
-  left = os.path.join(directory, "6.orbax-checkpoint-tmp")
+  left = os.path.join(directory, "5.orbax-checkpoint-tmp")
   shutil.copytree(os.path.join(directory, "3"), left)
   with Checkpoints(directory, keep_latest=2, config=CONFIG) as checkpoints:
     assert checkpoints.latest_step() == 3

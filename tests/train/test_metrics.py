@@ -93,6 +93,23 @@ def test_speed_and_time_left_leave_out_what_is_paused(tmp_path):
   ]
 
 
+def test_waiting_for_the_device_is_no_pause(tmp_path):
+  clock = Clock()
+
+  class Slow:
+    def __array__(self, dtype=None, copy=None):
+      clock.now += 4  # The device still trains.
+      return jnp.float32(1.0).__array__(dtype)
+
+  opened, lines = open_metrics(tmp_path, clock=clock)
+  with opened:
+    opened.train(10, {"loss_nats": Slow()}, words_seen=0, tokens_seen=0)
+    with opened.paused():
+      clock.now += 1000
+    opened.train(20, {"loss_nats": 1.0}, words_seen=0, tokens_seen=400)
+  assert "100 tokens/s" in lines[1]
+
+
 def test_what_is_not_finite_survives(tmp_path):
   opened, _ = open_metrics(tmp_path)
   with opened:

@@ -10,6 +10,7 @@ long documents does not make records that no memory holds. Any TFDS reads the fo
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+import errno
 import os
 import pathlib
 import shutil
@@ -72,6 +73,7 @@ def build(folder: pathlib.Path, texts: Mapping[str, Iterable[str]]) -> None:
     texts: Split -> its documents' texts, read once, in the order of the splits.
 
   Raises:
+    OSError: The disk is full.
     Whatever reading `texts` raises, unchanged.
   """
   raised: list[Exception] = []
@@ -83,17 +85,20 @@ def build(folder: pathlib.Path, texts: Mapping[str, Iterable[str]]) -> None:
       raised.append(error)
       raise
 
-  shutil.rmtree(folder / "downloads", ignore_errors=True)  # TFDS makes it; it is empty.
-
   tfds.disable_progress_bar()  # Our own progress knows the size of the input.
   builder = Documents(texts={s: watched(t) for s, t in texts.items()}, data_dir=folder)
   try:
     builder.download_and_prepare()
-  except Exception:
+  except Exception as error:
     # TFDS rewraps what its generator raises, and loses the one clear line.
     if raised:
       raise raised[0] from None
+    # array_record says only in words what a full disk is.
+    for number in (errno.ENOSPC, errno.EDQUOT):
+      if os.strerror(number) in str(error):
+        raise OSError(number, os.strerror(number), os.fspath(folder)) from error
     raise
+  shutil.rmtree(folder / "downloads", ignore_errors=True)  # TFDS makes it; it is empty.
 
 
 def read(folder: pathlib.Path, split: str) -> Iterator[list[str]]:

@@ -64,23 +64,31 @@ class Layer:
       meter = _Meter(progress, "Reading and cleaning", total=sum(file["bytes"] for file in group))
       paths = [file["path"] for file in group]
       raw = sources.read(paths, document=document, text_field=text_field)
-      streams[split] = self._watched(cleaner.run(_measured(raw, group, meter)), hashes[split])
+      cleaned = cleaner.run(_measured(raw, group, meter))
+      streams[split] = self._watched(cleaned, hashes[split], split=split, cleaner=cleaner)
     corpus.build(self._folder, streams)
     for split, found in hashes.items():
       self._hashes[split] = np.frombuffer(bytes(found), np.uint64)
-      if not found:
-        raise UserError(
-          f"Cleaning left no document of data.{split}; shorten data.cleaning, which is "
-          f"{list(cleaner.report())}."
-        )
     self._split()
 
-  def _watched(self, documents: Iterable[Document], hashes: bytearray) -> Iterator[str]:
+  def _watched(
+    self,
+    documents: Iterable[Document],
+    hashes: bytearray,
+    *,
+    split: str,
+    cleaner: clean.Cleaner,
+  ) -> Iterator[str]:
     for document in documents:
       hashes += hashlib.blake2b(document.text.encode(), digest_size=8).digest()
       self._documents[document.file] += 1
       self._words[document.file] += len(document.text.split())
       yield document.text
+    if not hashes:
+      raise UserError(
+        f"Cleaning left no document of data.{split}; shorten data.cleaning, which is "
+        f"{list(cleaner.report())}."
+      )
 
   def _split(self) -> None:
     """Holds out the distinct texts of the smallest hashes, so equal texts are on one side."""

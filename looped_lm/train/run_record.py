@@ -74,7 +74,7 @@ def check_same(
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
   """Lists the fields that differ: dotted name -> (old, new); tuples and lists are the same."""
-  was, now = _flat(_plain(old)), _flat(_plain(new))
+  was, now = _flat(old), _flat(new)
   names = [*was, *(name for name in now if name not in was)]
   pairs = {name: (was.get(name, _ABSENT), now.get(name, _ABSENT)) for name in names}
   return {name: pair for name, pair in pairs.items() if _text(pair[0]) != _text(pair[1])}

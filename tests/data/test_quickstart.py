@@ -82,10 +82,13 @@ def test_the_same_seed_tells_the_same_stories():
   assert not set(tell(1)) & set(tell(2))
 
 
-def test_its_length_is_in_words(monkeypatch):
-  monkeypatch.setattr(quickstart, "GENERATED_WORDS", 1000)
-  found = list(quickstart.documents(quickstart.GENERATED))
-  assert 1000 <= sum(len(each.text.split()) for each in found) < 1200
+def test_its_length_is_in_words():
+  found = list(quickstart.documents(quickstart.SMALL))
+  wanted = quickstart.GENERATED_WORDS[quickstart.SMALL]
+  assert wanted <= sum(len(each.text.split()) for each in found) < wanted + 200
+  long = itertools.islice(quickstart.documents(quickstart.GENERATED), len(found))
+  assert [each.text for each in long] == [each.text for each in found]
+  assert quickstart.provenance(quickstart.SMALL) != quickstart.provenance(quickstart.GENERATED)
 
 
 def test_subjects_agree_with_verbs():

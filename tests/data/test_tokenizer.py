@@ -74,7 +74,16 @@ def test_a_batch_equals_its_texts_one_by_one(tok, texts):
     np.testing.assert_array_equal(encoded.words_T, tok.encode_batch([text])[0].words_T)
 
 
-@given(text=st.text(st.characters(max_codepoint=127)) | ANY.filter(str.isascii))
+ASCII = st.text(st.characters(max_codepoint=127)) | ANY.filter(str.isascii)
+
+
+@given(text=ASCII | st.text("aZ09'st !.\n\t\x1c", max_size=60))
+def test_both_ways_to_cut_a_text_agree(text):
+  split = pre_tokenizers.Split(tokenizers.Regex(pieces.PATTERN), behavior="isolated")
+  assert [piece for piece, _ in split.pre_tokenize_str(text)] == pieces._ASCII.findall(text)
+
+
+@given(text=ASCII)
 def test_ascii_from_memory_equals_the_library(tok, text):
   library = tokenizers.Tokenizer.from_str(tok._program.to_str())
   library.encode_special_tokens = True
@@ -221,6 +230,7 @@ def test_a_foreign_file_may_keep_its_specials_elsewhere_and_unlisted(tmp_path):
   tok = Tokenizer.load(str(tmp_path / "t.json"))
   assert (tok.bos_id, tok.mask_id, tok.unk_id, tok.num_special) == (259, 258, 260, 0)
   assert tok.special_ids == set(special.values())
+  assert len(tok.encode("abcdefgh")) == len(tok.encode_with_specials("abcdefgh")) == 8
   assert tok.encode_with_specials("a<mask>").tolist() == [*tok.encode("a"), 258]
   # NFKC turns one character into several, so words are found by offsets.
   for text in ("ab ﬁ ２ cd\u00a0ef", "a <mask> b", "\u2003", "№ №"):

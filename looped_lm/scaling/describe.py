@@ -25,7 +25,7 @@ def describe(model: Model, config: Mapping[str, Any], prepared: Any = None) -> s
   params = flops.abstract_params(model)
   sections = [
     ("Layers", _layers(params)),
-    ("Parameters", _parameters(params)),
+    ("Parameters", _parameters(params, num_loops=config["model"]["num_loops"])),
     ("Cost", _cost(config, params)),
     ("Text", _text(config, prepared)),
   ]
@@ -41,13 +41,13 @@ def _layers(params: Params) -> list[str]:
   return _table(rows, align="llr")
 
 
-def _parameters(params: Params) -> list[str]:
+def _parameters(params: Params, *, num_loops: int) -> list[str]:
   counts = flops.count_parameters(params)
   rows = [(part, f"{count:,}", "") for part, count in counts.by_part.items()]
   rows += [
     ("total", f"{counts.total:,}", ""),
     ("non-embedding", f"{counts.non_embedding:,}", "without the token embeddings"),
-    ("looped", f"{counts.looped:,}", "core and injection, used in every loop"),
+    ("looped", f"{counts.looped:,}", f"core and injection, used {num_loops} time(s)"),
   ]
   return _table(rows, align="lrl")
 

@@ -1,5 +1,8 @@
 """What each cleaning operation does to a text, as pairs before -> after."""
 
+import pathlib
+import re
+
 from hypothesis import given
 from hypothesis import strategies as st
 import pytest
@@ -69,6 +72,12 @@ def test_every_operation_has_a_pair_and_cites_the_table():
   assert {name for name, _, _ in PAIRS} == set(clean.OPERATIONS)
   for operation in (*clean.OPERATIONS.values(), clean.merge_turns, clean.remove_duplicates):
     assert "Table 1: " in operation.__doc__
+
+
+def test_the_documentation_lists_every_operation():
+  page = pathlib.Path(__file__).parents[2] / "docs" / "data_cleaning.md"
+  rows = re.findall(r"^\| .*?\| `(\w+)` \|", page.read_text(), re.MULTILINE)
+  assert sorted(rows) == sorted(clean.NAMES)
 
 
 @pytest.mark.parametrize("name", clean.OPERATIONS)

@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 import numpy as np
 import pytest
@@ -78,9 +78,11 @@ ASCII = st.text(st.characters(max_codepoint=127)) | ANY.filter(str.isascii)
 
 
 @given(text=ASCII | st.text("aZ09'st !.\n\t\x1c", max_size=60))
+@example(text=f"{'x' * 60} {'!' * 60}{' ' * 60}")
 def test_both_ways_to_cut_a_text_agree(text):
   split = pre_tokenizers.Split(tokenizers.Regex(pieces.PATTERN), behavior="isolated")
   assert [piece for piece, _ in split.pre_tokenize_str(text)] == pieces._ASCII.findall(text)
+  assert all(len(piece) <= pieces.LONGEST + 1 for piece in pieces._ASCII.findall(text))
 
 
 @given(text=ASCII)

@@ -76,23 +76,11 @@ def build(folder: pathlib.Path, texts: Mapping[str, Iterable[str]]) -> None:
     OSError: The disk is full.
     Whatever reading `texts` raises, unchanged.
   """
-  raised: list[Exception] = []
-
-  def watched(source: Iterable[str]) -> Iterator[str]:
-    try:
-      yield from source
-    except Exception as error:
-      raised.append(error)
-      raise
-
   tfds.disable_progress_bar()  # Our own progress knows the size of the input.
-  builder = Documents(texts={s: watched(t) for s, t in texts.items()}, data_dir=folder)
+  builder = Documents(texts=texts, data_dir=folder)
   try:
     builder.download_and_prepare()
   except Exception as error:
-    # TFDS rewraps what its generator raises, and loses the one clear line.
-    if raised:
-      raise raised[0] from None
     # array_record says only in words what a full disk is.
     for number in (errno.ENOSPC, errno.EDQUOT):
       if os.strerror(number) in str(error):

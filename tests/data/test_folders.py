@@ -42,6 +42,10 @@ def test_a_folder_is_built_once_and_says_what_is_in_it(tmp_path):
   assert manifest["files"]["deep/a.txt"]["bytes"] == 9
   assert set(manifest["files"]) == {"deep/a.txt", "b.bin"}
   assert names(tmp_path / "new") == ["data"]
+  lock = tmp_path / "new" / ".data-lock"
+  lock.unlink()
+  folders.build_once(tmp_path / "new" / "data", build, progress=ignore)
+  assert not lock.exists(), "what is complete is used where nothing can be written"
 
 
 def test_nothing_is_left_of_a_build_that_fails(tmp_path):

@@ -116,6 +116,11 @@ def test_equal_texts_are_on_one_side(raw):
   assert prepared.report["validation_texts_also_in_training"] == 0
 
 
+def test_a_small_fraction_holds_at_least_one_document_out(raw):
+  prepared = run(settings(raw, validation_fraction=0.001))
+  assert prepared.report["splits"]["validation"]["documents"] == 1
+
+
 def test_validation_paths_are_held_out_whole_and_train_no_tokenizer(raw):
   held = raw.parent / "held.txt"
   texts = raw.read_text().splitlines()
@@ -156,6 +161,7 @@ def test_the_report_says_what_cleaning_did_and_where_text_came_from(raw):
   assert source["bytes"] == raw.stat().st_size
   assert source["sha256"] == folders.sha256(raw)
   assert source["documents"] == 300
+  assert source["words"] == len(raw.read_text().split())
   text = (prepared.directory / "report.txt").read_text()
   for said in ("fill_fraction", name, "corpus.txt", "300 documents", "270"):
     assert said in text

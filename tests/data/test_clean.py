@@ -29,6 +29,7 @@ PAIRS = [
   ("remove_disfluencies", "The, the dog &-uh barked.", "The dog barked."),
   ("remove_disfluencies", "Uh-huh, that that is for you, you know.", None),
   ("remove_disfluencies", "The UM team had had it in the ER.", None),
+  ("remove_disfluencies", "Other  faults , stay", None),
   ("remove_disfluencies", "B: um", ""),
   ("remove_short_content", "A: yes ok", ""),
   ("remove_short_content", "A: yes ok now", None),

@@ -78,6 +78,7 @@ ASCII = st.text(st.characters(max_codepoint=127)) | ANY.filter(str.isascii)
 
 
 @given(text=ASCII | st.text("aZ09'st !.\n\t\x1c", max_size=60))
+@example(text="A99 9! zero0it's09")
 @example(text=f"{'x' * 60} {'!' * 60}{' ' * 60}")
 def test_both_ways_to_cut_a_text_agree(text):
   split = pre_tokenizers.Split(tokenizers.Regex(pieces.PATTERN), behavior="isolated")
@@ -148,11 +149,6 @@ def test_lone_surrogates_are_refused(tok):
       use("ab\ud800")
   with pytest.raises(UserError, match="half a character"):
     train(["\udfff"], vocab_size=300, min_frequency=1, add_prefix_space=False)
-
-
-def test_long_texts_without_spaces_stay_cheap(tok):
-  text = "a" * 1_000_000
-  assert len(tok.encode_batch([text, "é" * 100_000])[0].ids_T) >= 1_000_000 / pieces.LONGEST
 
 
 # ---- Training

@@ -61,7 +61,7 @@ test-all: setup ## All tests.
 	$(PY) -m pytest -q
 
 golden: setup ## The numbers of the reference implementations.
-	$(PY) -m pytest -q tests/test_golden.py
+	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(PY) -m pytest -q tests/test_golden.py
 
 smoke: setup ## The tiny quickstart from raw text to report, through the command line.
 	@set -eu; dir=$$(mktemp -d); trap 'rm -rf "$$dir"' EXIT; \
@@ -79,8 +79,8 @@ $(COLAB_VENV)/.setup: pyproject.toml
 
 # Colab's jax is the oldest we serve, so this is also the test of the lower bounds.
 test-colab: $(COLAB_VENV)/.setup ## Core tests and the notebook with the jax and flax of Colab.
-	$(COLAB_VENV)/bin/python -m pytest -q -m "not slow" tests/nn tests/blocks tests/injection \
-	  tests/models tests/objectives tests/optim tests/train
+	$(COLAB_VENV)/bin/python -m pytest -q -m "not slow" tests \
+	  --ignore=tests/data --ignore=tests/launch --ignore=tests/test_project.py
 	$(COLAB_VENV)/bin/python -m pytest -q tests/colab
 
 clean: ## Removes the environments and the tools' caches; leaves runs alone.

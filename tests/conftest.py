@@ -1,16 +1,31 @@
 """What every test runs under: four fake CPU devices, float32."""
 
 import os
+import pathlib
+import tempfile
 
 # Before jax is imported, and in the form that every supported jax understands.
 _DEVICES = "--xla_force_host_platform_device_count"
 if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
   os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}=4".strip()
 os.environ["JAX_PLATFORMS"] = "cpu"
+# Compiling is most of what tiny tests take; `make golden` runs with all optimisations.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+
+# Nothing of a test goes to the user's cache, and tests share what they compile.
+_CACHE = tempfile.TemporaryDirectory()
+os.environ["XDG_CACHE_HOME"] = _CACHE.name
+
+# The same tiny programs are built again and again, some in processes of their own: each is compiled
+# once. The folder is this run's own, because two runs would read each other's half-written files.
+os.environ["JAX_COMPILATION_CACHE_DIR"] = os.path.join(_CACHE.name, "compiled")
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
 
 import hypothesis
 import jax
 import pytest
+
+from looped_lm.configuration import sibling
 
 # The same examples on every machine and every run, and never a failure because it was slow.
 hypothesis.settings.register_profile(
@@ -19,9 +34,21 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("looped_lm")
 
 
+def pytest_unconfigure():
+  _CACHE.cleanup()
+
+
 @pytest.fixture
 def x64():
   """Float64 arrays inside the test."""
   jax.config.update("jax_enable_x64", True)
   yield
   jax.config.update("jax_enable_x64", False)
+
+
+@pytest.fixture(scope="session")
+def tiny_config():
+  """A fresh plain dict of the default config's tiny form, per call."""
+  return lambda name="looped_gpt_bert", arguments="tiny": sibling(
+    str(pathlib.Path(__file__).parents[1] / "configs" / "x.py"), name, arguments
+  ).to_dict()

@@ -43,5 +43,9 @@ def test_it_runs_headless_and_shows_its_plots(notebook, tmp_path, monkeypatch):
   client.execute()
   outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
   assert "installed: nothing" in outputs[0]["text"]
+  said = "".join(output.get("text", "") for output in outputs)
+  loops = [line for line in said.splitlines() if line.startswith("loop ")]
+  assert len(loops) >= 2
+  assert all(len(line.split("'")) > 10 for line in loops), "five guesses after every loop"
   pictures = [output for output in outputs if "image/png" in output.get("data", {})]
   assert len(pictures) >= 3

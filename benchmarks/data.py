@@ -34,7 +34,7 @@ def repeated(paths: str, count: int, folder: pathlib.Path) -> str:
 
 def timed_prepare(
   paths: str, folder: pathlib.Path, *, tokenizer_path: str, cleaning: tuple[str, ...], packing: str
-) -> tuple[Prepared, float]:
+) -> tuple[Prepared, float, float]:
   data = {
     "paths": (paths,),
     "document": "line",
@@ -52,9 +52,9 @@ def timed_prepare(
     "min_frequency": 2,
     "add_prefix_space": True,
   }
-  began = time.perf_counter()
+  began, began_cpu = time.perf_counter(), time.process_time()
   prepared = prepare(data, tokenizer, seed=0, progress=lambda line: None)
-  return prepared, time.perf_counter() - began
+  return prepared, time.perf_counter() - began, time.process_time() - began_cpu
 
 
 def fed_rows_per_second(prepared: Prepared, seconds: float) -> float:
@@ -78,7 +78,7 @@ def main() -> None:
   args = parser.parse_args()
   with tempfile.TemporaryDirectory() as name:
     folder = pathlib.Path(name)
-    first, seconds = timed_prepare(
+    first, seconds, _ = timed_prepare(
       args.paths, folder, tokenizer_path="", cleaning=(), packing="lines"
     )
     paths = repeated(args.paths, args.repeat, folder) if args.repeat > 1 else args.paths
@@ -86,7 +86,7 @@ def main() -> None:
     print(f"{args.paths}: a vocabulary of 8,192 trained and all prepared in {seconds:.1f} s")
     for cleaning in ((), tuple(clean.NAMES)):
       for packing in ("lines", "documents"):
-        prepared, seconds = timed_prepare(
+        prepared, seconds, cpu_seconds = timed_prepare(
           paths,
           folder / "timed",
           tokenizer_path=tokenizer_path,
@@ -104,7 +104,8 @@ def main() -> None:
         fill = prepared.report["splits"]["train"]["fill_fraction"]
         print(
           f"preparation, packing {packing}, {len(cleaning)} cleaning operations: {words:,} words "
-          f"in {seconds:.1f} s = {words / seconds:,.0f} words/s (fill {fill:.3f})"
+          f"in {seconds:.1f} s = {words / seconds:,.0f} words/s, "
+          f"{words / cpu_seconds:,.0f} per CPU-second (fill {fill:.3f})"
         )
         rate = fed_rows_per_second(prepared, args.seconds)
         print(f"  feeding: {rate:,.0f} rows of {SEQ_LEN} per second, batches of {BATCH_SIZE}")

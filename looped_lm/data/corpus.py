@@ -16,7 +16,6 @@ import pathlib
 import shutil
 from typing import Any
 
-from etils import epath
 import numpy as np
 import tensorflow_datasets as tfds
 
@@ -91,8 +90,9 @@ def build(folder: pathlib.Path, texts: Mapping[str, Iterable[str]]) -> None:
 
 def read(folder: pathlib.Path, split: str) -> Iterator[list[str]]:
   """Reads documents in the order they were written, a record at a time."""
-  builder = tfds.builder_from_directory(epath.Path(folder) / "documents" / "1.0.0")
-  for record in builder.as_data_source(split):
+  builder = tfds.builder_from_directory(os.fspath(folder / "documents" / "1.0.0"))
+  # A decorator of TFDS hides the method's parameters from type checkers.
+  for record in builder.as_data_source(split):  # pyright: ignore[reportCallIssue]
     blob, end_D = record["text"], record["ends"]
     start_D = np.concatenate(([0], end_D[:-1]))
     yield [

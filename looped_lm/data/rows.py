@@ -7,6 +7,7 @@ from typing import Self
 
 from jaxtyping import Int
 import numpy as np
+import numpy.typing as npt
 
 from looped_lm.data import packing
 
@@ -149,7 +150,7 @@ class ArrayWriter:
   The header is written twice: numpy leaves room in it for the length to grow.
   """
 
-  def __init__(self, path: pathlib.Path, dtype: np.dtype):
+  def __init__(self, path: pathlib.Path, dtype: npt.DTypeLike):
     self._file = open(path, "wb")  # noqa: SIM115 closed by __exit__
     self._dtype = np.dtype(dtype)
     self._length = 0

@@ -63,7 +63,8 @@ def prepared_names(data):
 
 
 @pytest.mark.parametrize("packing", ["lines", "documents"])
-def test_every_word_and_token_of_the_text_is_prepared_once(packing, raw):
+def test_every_word_and_token_of_the_text_is_prepared_once(packing, raw, monkeypatch):
+  monkeypatch.setattr(corpus, "LINES_PER_RECORD", 70)  # Several records, the last one short.
   prepared = run(settings(raw, packing=packing))
   texts = raw.read_text().splitlines()
   assert stored(prepared) == texts

@@ -276,7 +276,7 @@ def test_a_bucket_gets_a_copy_that_other_machines_load(raw, monkeypatch, tmp_pat
   # Another machine: an empty cache, and no need to build.
   monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "two"))
   monkeypatch.setattr(building, "build", None)
-  copied = run(data, process_index=1)
+  copied = run(data, process_index=1, wait_seconds=5)
   assert copied.directory == tmp_path / "two" / "looped_lm" / built.directory.name
   np.testing.assert_array_equal(copied.train.tokens_S, built.train.tokens_S)
   monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "three"))

@@ -23,6 +23,13 @@ LINES_PER_RECORD = 1000
 BYTES_PER_RECORD = 1 << 22
 
 
+class _Info(tfds.core.DatasetInfo):
+  """A description that is ours alone."""
+
+  def initialize_from_bucket(self) -> None:
+    """Does not ask a public bucket for it; TFDS would, and leave an empty temporary folder."""
+
+
 class Documents(tfds.core.GeneratorBasedBuilder):
   """TFDS builder of documents that the program, not a download, supplies.
 
@@ -45,7 +52,7 @@ class Documents(tfds.core.GeneratorBasedBuilder):
       "text": tfds.features.Text(doc="Documents, one after the other, in UTF-8."),
       "ends": tfds.features.Tensor(shape=(None,), dtype=np.int64, doc="Byte where each ends."),
     }
-    return tfds.core.DatasetInfo(
+    return _Info(
       builder=self, features=tfds.features.FeaturesDict(features), disable_shuffling=True
     )
 

@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 
@@ -48,15 +49,20 @@ def test_an_error_of_the_text_comes_through_unchanged(tmp_path):
   assert str(caught.value) == "x.txt, line 2: byte 0xff is not UTF-8."
 
 
-def test_tensorflow_is_not_imported_and_nothing_is_printed(tmp_path):
+def test_tensorflow_is_not_imported_and_nothing_is_printed_or_left(tmp_path):
   program = f"""
 import pathlib, sys
 from looped_lm.data import corpus
-folder = pathlib.Path({str(tmp_path)!r})
+folder = pathlib.Path({str(tmp_path)!r}) / "data"
 corpus.build(folder, {{"paths": iter(["a", "b"])}})
 assert list(corpus.read(folder, "paths")) == [["a", "b"]]
 assert "tensorflow" not in sys.modules
 """
-  done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+  (tmp_path / "tmp").mkdir()
+  environment = os.environ | {"TMPDIR": str(tmp_path / "tmp")}
+  done = subprocess.run(
+    [sys.executable, "-c", program], capture_output=True, text=True, env=environment
+  )
   assert done.returncode == 0, done.stderr
   assert done.stdout == ""
+  assert list((tmp_path / "tmp").iterdir()) == []

@@ -19,7 +19,7 @@ def get_config(arguments: str = "") -> config_dict.ConfigDict:
   """The values of the experiment; `arguments` is "" or "tiny"."""
   config = sibling(__file__, "looped_gpt_bert", arguments)
   config.model.injection.name = "none"
-  config.model.core_layers = 3 if arguments == "tiny" else 12
+  config.model.core_layers = 2 if arguments == "tiny" else 12
   config.model.num_loops = 1
   config.model.block.dwa_scope = "stack"
   return config

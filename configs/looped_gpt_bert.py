@@ -124,7 +124,7 @@ def tiny(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
   config.tokenizer.vocab_size = 600
   config.model.embed_dim = 32
   config.model.num_loops = min(3, config.model.num_loops)
-  config.model.core_layers = 2
+  config.model.core_layers = 1
   config.model.compute_dtype = "float32"
   config.model.block.num_heads = 2
   config.model.block.mlp_dim = 64

@@ -12,7 +12,7 @@ import optax
 from looped_lm import plugins
 from looped_lm.data import data_report
 from looped_lm.data.pipeline import Pipeline
-from looped_lm.data.prepare import Prepared, find_prepared, prepare
+from looped_lm.data.prepare import Prepared, find_prepared, prepare, user_cache
 from looped_lm.errors import UserError
 from looped_lm.models import looped
 from looped_lm.optim import schedules
@@ -131,6 +131,7 @@ def run(
   Raises:
     UserError: Something the user gave cannot work.
   """
+  parallel.cache_programs(user_cache() / "compiled")
   check(config)
   if mode in ("train", "eval") and not workdir:
     raise UserError(f"--workdir is missing; --mode={mode} needs a folder for the run.")
@@ -226,7 +227,8 @@ def _train(
       print(f"Resuming {workdir} at step {int(state.step)}.")
     first = int(state.step)
     print(describe(experiment.model, config, experiment.prepared))
-    run_record.write(workdir, config, overrides=overrides, changes=changes, step=first)
+    if jax.process_index() == 0:
+      run_record.write(workdir, config, overrides=overrides, changes=changes, step=first)
     with metrics.Metrics(
       workdir,
       total_steps=experiment.total_steps,
@@ -255,7 +257,8 @@ def _train(
         save_every_steps=train["save_every_steps"],
       )
   if jax.process_index() == 0:
-    print(f"Report: {report.write_report(workdir)}")
+    facts = {"Parameters": f"{sum(x.size for x in jax.tree.leaves(state.params)):,}"}
+    print(f"Report: {report.write_report(workdir, facts=facts)}")
 
 
 def _eval(config: Config, *, workdir: str, **_: Any) -> None:

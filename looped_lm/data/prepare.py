@@ -73,10 +73,9 @@ def prepare(
       is left.
   """
   inputs = _check(data, tokenizer, seed=seed, progress=progress)
-  name = _key(inputs)[:_HASH_CHARACTERS]
-  place = os.path.expanduser(data["prepared_dir"])
+  place, name = _place(data, inputs)
   bucket = epath.Path(place) / name if _is_bucket(place) else None
-  folder = pathlib.Path(place if place and bucket is None else _cache()) / name
+  folder = pathlib.Path(place if bucket is None else user_cache()) / name
 
   def build(temporary: pathlib.Path) -> dict[str, Any]:
     progress(f"Preparing data in {folder}.")
@@ -97,6 +96,28 @@ def prepare(
   return load_prepared(folder)
 
 
+def find_prepared(
+  data: dict[str, Any], tokenizer: dict[str, Any], *, seed: int
+) -> Prepared | None:
+  """Gives prepared data where it is there already, else None; nothing is built.
+
+  Args:
+    data: The config's group `data`.
+    tokenizer: The config's group `tokenizer`.
+    seed: As for `prepare`.
+
+  Raises:
+    UserError: A setting cannot work, or what is there is damaged.
+  """
+  if not data[PATHS]:
+    return None
+  inputs = _check(data, tokenizer, seed=seed, progress=lambda _: None)
+  place, name = _place(data, inputs)
+  if not folders.is_complete(epath.Path(place) / name):
+    return None
+  return load_prepared(epath.Path(place) / name)
+
+
 def load_prepared(directory: epath.PathLike, *, verify: bool = False) -> Prepared:
   """Opens prepared data; arrays stay on disk until they are read.
 
@@ -109,7 +130,7 @@ def load_prepared(directory: epath.PathLike, *, verify: bool = False) -> Prepare
   """
   if _is_bucket(os.fspath(directory)):
     bucket = epath.Path(directory)
-    folder = _cache() / bucket.name
+    folder = user_cache() / bucket.name
     folders.build_once(folder, lambda temporary: _download(bucket, temporary), progress=print)
   else:
     folder = pathlib.Path(directory)
@@ -131,6 +152,12 @@ def load_prepared(directory: epath.PathLike, *, verify: bool = False) -> Prepare
   )
 
 
+def _place(data: dict[str, Any], inputs: building.Inputs) -> tuple[str, str]:
+  """The folder that holds prepared data, and the name of this one in it."""
+  place = os.path.expanduser(data["prepared_dir"]) or str(user_cache())
+  return place, _key(inputs)[:_HASH_CHARACTERS]
+
+
 def _download(bucket: epath.Path, temporary: pathlib.Path) -> dict[str, Any]:
   manifest = folders.read_manifest(bucket, verify=False)
   folders.copy(bucket, temporary, manifest=manifest)
@@ -142,7 +169,8 @@ def _is_bucket(path: str) -> bool:
   return "://" in path
 
 
-def _cache() -> pathlib.Path:
+def user_cache() -> pathlib.Path:
+  """The folder of this program in the user's cache folder."""
   return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "looped_lm"
 
 

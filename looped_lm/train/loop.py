@@ -57,11 +57,14 @@ def train(
   try:
     for step in range(first + 1, total_steps + 1):
       last = step == total_steps
+      saves = last or _due(step, save_every_steps)
+      evaluates = last or _due(step, eval_every_steps)
       state, figures = compiled_step(state, strategy.split(next(batches)))
       window = _open_window(figures, step) if window is None else _extend(window, figures, step)
 
-      # Log: figures are fetched an interval later, so that the device never waits.
-      if last or step % log_every_steps == 0:
+      # Log: figures are fetched an interval later, so that the device never waits. A save ends the
+      # interval, so that a run resumed there logs the same means as one that was never stopped.
+      if saves or evaluates or step % log_every_steps == 0:
         metrics.train(
           step,
           window["figures"],
@@ -71,11 +74,8 @@ def train(
         _stop_if_not_finite(unchecked, checkpoints)
         unchecked, window = [window], None
 
-      saves = last or _due(step, save_every_steps)
-      evaluates = last or _due(step, eval_every_steps)
       if saves or evaluates:
-        open_window = [] if window is None else [window]
-        _stop_if_not_finite(unchecked + open_window, checkpoints)
+        _stop_if_not_finite(unchecked, checkpoints)
 
       evaluated: dict[str, float] = {}
       if evaluates:

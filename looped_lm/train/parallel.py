@@ -1,11 +1,12 @@
 """How the step runs on devices: the only file that knows them.
 
-A strategy places state and batches, compiles functions of them, and gives the state back in the form
-that checkpoints keep. No strategy adds a device axis to the state.
+A strategy places state and batches, compiles functions of them, and gives the state back in the
+form that checkpoints keep. No strategy adds a device axis to the state.
 """
 
 from collections.abc import Callable
 import functools
+import pathlib
 from typing import Any
 
 import jax
@@ -108,6 +109,17 @@ def _relabel(tree: Any, mesh: Mesh) -> Any:
     ),
     tree,
   )
+
+
+def cache_programs(folder: pathlib.Path) -> None:
+  """Keeps compiled programs for later runs, unless JAX was told where to keep them.
+
+  Args:
+    folder: Created readable by its owner alone: a cached program is code that is run.
+  """
+  if jax.config.jax_compilation_cache_dir is None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    jax.config.update("jax_compilation_cache_dir", str(folder))
 
 
 STRATEGIES = {"pmap": Pmap}

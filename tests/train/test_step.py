@@ -1,0 +1,100 @@
+"""The step: the same on one device and on four, in one piece and in parts."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from looped_lm import jobs
+from looped_lm.train import step
+
+
+@pytest.fixture(scope="module")
+def experiment(tiny_config):
+  config = tiny_config()
+  config["train"]["total_steps"] = 8
+  return jobs.build(config)
+
+
+def make_step(experiment):
+  return step.make_train_step(
+    model=experiment.model,
+    objective=experiment.objective,
+    tx=experiment.tx,
+    schedule=experiment.schedule,
+    total_steps=experiment.total_steps,
+    micro_batches=1,
+    ema_decay=experiment.config["train"]["ema_decay"],
+  )
+
+
+def run(experiment, compiled, *, split):
+  state, losses = experiment.initial_state(), []
+  for number in range(8):
+    state, figures = compiled(state, split(experiment.pipeline.batch_at(number)))
+    losses.append(float(figures["loss_nats"][0]))
+  return state, np.array(losses), figures
+
+
+@pytest.fixture(scope="module")
+def single(experiment):
+  return run(experiment, jax.jit(make_step(experiment)), split=lambda batch: batch)
+
+
+def test_one_device_equals_four_with_dropout(experiment, single):
+  strategy = experiment.strategy
+  assert jax.device_count() == 4
+  state, losses, figures = run(
+    experiment, strategy.compile_step(make_step(experiment)), split=strategy.split
+  )
+  np.testing.assert_allclose(losses, single[1], atol=1e-5)
+  for name, (total, weight) in single[2].items():
+    np.testing.assert_allclose(figures[name][1], weight, rtol=1e-6)
+    np.testing.assert_allclose(figures[name][0], total, rtol=2e-3)
+  # Every device holds the same parameters, bit for bit.
+  for leaf in jax.tree.leaves(state.params):
+    shards = [np.asarray(shard.data) for shard in leaf.addressable_shards]
+    assert all((shard == shards[0]).all() for shard in shards)
+
+
+def test_two_accumulated_half_batches_equal_one(experiment):
+  """Loss and gradients; after one step of plain descent the parameters differ as gradients do."""
+  batch = experiment.pipeline.batch_at(0)
+  results = []
+  for micro_batches in (1, 2):
+    train_step = step.make_train_step(
+      model=experiment.model,
+      objective=experiment.objective,
+      tx=optax.sgd(1.0),
+      schedule=lambda count: 1.0,
+      total_steps=8,
+      micro_batches=micro_batches,
+      ema_decay=0.0,
+    )
+    state = experiment.initial_state()
+    state = state.replace(opt_state=optax.sgd(1.0).init(state.params), ema=None)
+    results.append(jax.jit(train_step)(state, batch))
+  (ours, our_figures), (theirs, their_figures) = results
+  for a, b in zip(jax.tree.leaves(ours.params), jax.tree.leaves(theirs.params), strict=True):
+    np.testing.assert_allclose(a, b, atol=1e-5)
+  for name in ("loss_nats", "grad_norm"):
+    np.testing.assert_allclose(our_figures[name][0], their_figures[name][0], atol=1e-5)
+
+
+def test_the_average_follows_the_parameters(experiment, single):
+  state = single[0]
+  start = experiment.initial_state()
+  for name in ("B", "dt_bias"):
+    now, average = state.params["injection"][name], state.ema["injection"][name]
+    began = start.params["injection"][name]
+    moved = np.abs(now - began).max()
+    assert 0 < np.abs(average - began).max() < 0.02 * moved
+
+
+def test_steps_do_not_repeat_their_draws(experiment):
+  state = experiment.initial_state()
+  batch = experiment.pipeline.batch_at(0)
+  draw = jax.jit(lambda key: experiment.objective.draw(batch, key=key, progress=0.0))
+  keys = [jax.random.fold_in(state.key, number) for number in (0, 1)]
+  tokens = [np.asarray(draw(key).inputs.tokens_BT) for key in keys]
+  assert (tokens[0] != tokens[1]).any()

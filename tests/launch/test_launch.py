@@ -141,6 +141,26 @@ def test_the_hosts_shell_reads_every_argument_unchanged_and_starts_one_run(host)
   assert "already running" in second.stderr
 
 
+@pytest.mark.parametrize(
+  ("state", "verbs"),
+  [
+    ("READY", "describe ssh"),
+    ("PREEMPTED", "describe delete create scp ssh ssh"),
+    ("", "describe create scp ssh ssh"),
+  ],
+)
+def test_resume_makes_the_vm_again_only_where_it_is_gone(tmp_path, state, verbs):
+  gcloud = tmp_path / "gcloud"
+  gcloud.write_text(
+    f'#!/usr/bin/env bash\necho "$4" >>{tmp_path / "verbs"}\n'
+    f'if [ "$4" = describe ]; then [ -n "{state}" ] && echo "{state}"; fi\n'
+  )
+  gcloud.chmod(0o755)
+  done = call(TPU, "resume", *JOB, **VM, PATH=f"{tmp_path}:{os.environ['PATH']}")
+  assert done.returncode == 0, done.stderr
+  assert (tmp_path / "verbs").read_text().split() == verbs.split()
+
+
 @pytest.fixture
 def python(tmp_path):
   """Stands in for the interpreter: has every module, and says what it was given."""

@@ -34,13 +34,13 @@ def run(arguments: Sequence[str]) -> None:
   """
   try:
     rest = flags.FLAGS(list(arguments))
+    config = _CONFIG.value and _CONFIG.value.to_dict()
   except (flags.Error, AttributeError, KeyError, OSError, TypeError) as error:
     raise UserError(" ".join(str(error.args[-1]).replace("\\n", " ").split())) from error
   if len(rest) > 1:
     raise UserError(f"Unknown arguments {rest[1:]}; flags start with two dashes.")
-  if _CONFIG.value is None:
+  if config is None:
     raise UserError("--config is missing; give a file such as configs/quickstart.py.")
-  config = _CONFIG.value.to_dict()
   overrides = config_flags.get_override_values(flags.FLAGS["config"])
   jobs.run(
     _MODE.value,

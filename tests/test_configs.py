@@ -1,0 +1,75 @@
+"""The common suite: what holds for every config."""
+
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from looped_lm import jobs, plugins
+from looped_lm.models import looped
+from looped_lm.train import step
+from looped_lm.visibility import visible
+
+NAMES = sorted(path.stem for path in (pathlib.Path(__file__).parents[1] / "configs").glob("*.py"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_full_size_builds_and_its_settings_are_checked(tiny_config, name):
+  config = tiny_config(name, "")
+  jobs.check(config)
+  model = looped.build(config["model"], vocab_size=config["tokenizer"]["vocab_size"])
+  shapes = jax.eval_shape(model.init, jax.random.key(0))
+  assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(shapes))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_tiny_size_takes_a_finite_step_and_respects_visibility(tiny_config, name):
+  experiment = jobs.build(tiny_config(name))
+  train_step = step.make_train_step(
+    model=experiment.model,
+    objective=experiment.objective,
+    tx=experiment.tx,
+    schedule=experiment.schedule,
+    total_steps=experiment.total_steps,
+    micro_batches=1,
+    ema_decay=0.0,
+  )
+  state, batch = experiment.initial_state(), experiment.pipeline.batch_at(0)
+  task = experiment.objective.draw(batch, key=jax.random.key(0), progress=0.0)
+
+  @jax.jit
+  def hidden(tokens_BT):
+    inputs = task.inputs.replace(tokens_BT=tokens_BT)
+    return experiment.model.encode(state.params, inputs).hidden_BTD
+
+  see_BTS = np.asarray(visible(task.inputs.order_BT, task.inputs.segments_BT))
+  before = hidden(task.inputs.tokens_BT)
+  for position in (0, 13, 30):
+    changed = task.inputs.tokens_BT.at[:, position].add(1)
+    moved_BT = np.asarray(jnp.abs(hidden(changed) - before).max(axis=-1)) > 0
+    may_BT = see_BTS[:, :, position].copy()
+    may_BT[:, position] = True
+    assert moved_BT.any()
+    assert not (moved_BT & ~may_BT).any()
+
+  state, figures = jax.jit(train_step)(state, batch)
+  for total, weight in figures.values():
+    assert jnp.isfinite(total)
+    assert jnp.isfinite(weight)
+  assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
+
+
+def test_every_plug_in_is_used_by_some_config_or_named_in_a_test(tiny_config):
+  used = {folder: set() for folder in ("blocks", "injection", "attention", "objectives", "optim")}
+  for name in NAMES:
+    config = tiny_config(name)
+    used["blocks"].add(config["model"]["block"]["name"])
+    used["injection"].add(config["model"]["injection"]["name"])
+    used["attention"].add(config["model"]["attention"]["name"])
+    used["objectives"].add(config["objective"]["name"])
+    used["optim"].add(config["optim"]["name"])
+  one_line_away = {"objectives": {"clm", "mntp"}, "optim": {"adamw"}}
+  for folder, names in used.items():
+    assert set(plugins.names(folder)) == names | one_line_away.get(folder, set())

@@ -1,0 +1,145 @@
+"""A whole run in this process, and what a wrong config gets before anything compiles."""
+
+import json
+import math
+
+import jax
+import pytest
+
+from looped_lm import jobs
+from looped_lm.errors import UserError
+from looped_lm.train import metrics as log
+
+
+def run(mode, config, workdir, **flags):
+  flags = {"overrides": {}, "allow_config_change": False} | flags
+  jobs.run(mode, config, workdir=str(workdir), **flags)
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_config, tmp_path_factory):
+  """A finished run: its config and folder."""
+  config, workdir = tiny_config(), tmp_path_factory.mktemp("run")
+  run("train", config, workdir, overrides={"train.total_steps": 20})
+  return config, workdir
+
+
+def test_a_run_leaves_log_checkpoints_record_and_report(trained):
+  config, workdir = trained
+  records = log.read(str(workdir))
+  steps = [record["step"] for record in records if "train/loss_nats" in record]
+  assert steps == [5, 10, 15, 20]
+  losses = [record["train/loss_nats"] for record in records if "train/loss_nats" in record]
+  assert losses[-1] < losses[0]
+  figures = {name for record in records for name in record}
+  loops = config["model"]["num_loops"]
+  for mode in ("clm", "mntp"):
+    assert f"train/{mode}/accuracy" in figures
+    assert {f"eval/{mode}/loop/{loop:02}/loss_nats" for loop in range(1, loops + 1)} <= figures
+  assert {"eval/injection/rho_max", "eval/unigram/train_entropy_nats", "train/grad_norm"} <= figures
+  assert all(math.isfinite(value) for record in records for value in record.values())
+  assert sorted(int(p.name) for p in (workdir / "checkpoints").iterdir()) == [10, 20]
+  record = json.loads((workdir / "run.json").read_text())["starts"][0]
+  assert record["overrides"] == {"train.total_steps": 20}
+  assert record["versions"]["jax"] == jax.__version__
+  assert json.loads((workdir / "config.json").read_text())["model"]["injection"]["name"] == "diagonal"
+  assert "held-out" in (workdir / "report.html").read_text().lower()
+  assert list((workdir / "plots").glob("*.png"))
+
+
+def test_the_last_loop_is_the_reported_loss(trained):
+  config, workdir = trained
+  last = [record for record in log.read(str(workdir)) if "eval/clm/loss_nats" in record][-1]
+  loop = config["model"]["num_loops"]
+  assert last["eval/clm/loss_nats"] == last[f"eval/clm/loop/{loop:02}/loss_nats"]
+
+
+def test_eval_repeats_the_figures_of_the_run(trained, capsys):
+  config, workdir = trained
+  last = [record for record in log.read(str(workdir)) if "eval/clm/loss_nats" in record][-1]
+  run("eval", config, workdir)
+  printed = dict(line.split() for line in capsys.readouterr().out.splitlines() if "eval/" in line)
+  assert float(printed["eval/clm/loss_nats"]) == pytest.approx(last["eval/clm/loss_nats"], abs=1e-5)
+
+
+def test_words_are_counted_and_budgets_hold(trained, tiny_config):
+  config, workdir = trained
+  seen = [r["train/words_seen"] for r in log.read(str(workdir)) if "train/words_seen" in r]
+  assert seen == sorted(seen)
+  by_words = tiny_config()
+  by_words["train"] |= {"total_steps": 0, "total_words": int(seen[-1])}
+  assert jobs.build(by_words).total_steps == 20
+
+
+def test_a_workdir_of_another_config_names_the_fields_and_the_flag(trained):
+  config, workdir = trained
+  other = json.loads(json.dumps(config))
+  other["optim"]["learning_rate"] = 0.5
+  with pytest.raises(UserError, match=r"optim.learning_rate: 0.0141 -> 0.5.*--allow_config_change"):
+    run("train", other, workdir)
+
+
+def test_describe_and_prepare_print_without_training(tiny_config, capsys, tmp_path):
+  config = tiny_config()
+  config["data"]["prepared_dir"] = str(tmp_path)
+  run("describe", config, None)
+  assert "--mode=prepare" in capsys.readouterr().out
+  run("prepare", config, None)
+  assert "words" in capsys.readouterr().out
+  run("describe", config, None)
+  text = capsys.readouterr().out
+  assert "--mode=prepare" not in text
+  assert "total words" in text
+
+
+def set_(path, value):
+  return lambda config: _assign(config, path.split("."), value)
+
+
+def _assign(tree, path, value):
+  for key in path[:-1]:
+    tree = tree[key]
+  tree[path[-1]] = value
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    (set_("train.batch_size", 6), "train.batch_size=6 rows must be a multiple of 4.*nearest is 8"),
+    (set_("train.total_words", 5), "Exactly one of train's budgets"),
+    (set_("train.ema_decay", 1.0), r"train.ema_decay=1.0 must lie in \[0, 1\)"),
+    (set_("train.log_every_steps", 0), "log_every_steps=0 must be at least 1"),
+    (set_("evals.names", ("held_uot",)), "Did you mean 'held_out'"),
+    (set_("evals.weights", "avg"), "evals.weights='avg' is none of"),
+    (set_("evals.batch_size", 3), "evals.batch_size=3 must be a multiple of 4 devices"),
+    (set_("parallel.strategy", "magic"), "parallel.strategy='magic' is none of"),
+    (set_("objective.mntp_fraction", 1.5), r"mntp_fraction=1.5 must lie in \[0, 1\]"),
+    (set_("objective.name", "clmm"), "Did you mean 'clm'"),
+    (set_("optim.name", "lam"), "Did you mean 'lamb'"),
+    (set_("optim.floor_fraction", 2.0), "floor_fraction=2.0"),
+    (set_("init.name", "magic"), "init.name='magic' is none of"),
+    (set_("data.seq_len", 7), "data.seq_len=7"),
+    (set_("data.paths", ()), "data.paths"),
+    (set_("data.paths", ("nowhere.txt",)), "nowhere.txt"),
+    (set_("tokenizer.vocab_size", 60_000), "vocab_size"),
+  ],
+)
+def test_bad_values_get_one_line_and_leave_nothing(tiny_config, tmp_path, change, message):
+  config, workdir = tiny_config(), tmp_path / "run"
+  config["data"]["prepared_dir"] = str(tmp_path / "prepared")
+  change(config)
+  with pytest.raises(UserError, match=message) as error:
+    run("train", config, workdir)
+  assert "\n" not in str(error.value)
+  assert not workdir.exists()
+  prepared = tmp_path / "prepared"
+  left = list(prepared.iterdir()) if prepared.exists() else []
+  assert all(path.name.endswith("-lock") for path in left), left
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(tiny_config, tmp_path):
+  config = tiny_config()
+  config["optim"] |= {"name": "adamw", "learning_rate": 1e30, "warmup_fraction": 0.0}
+  config["train"] |= {"log_every_steps": 1, "save_every_steps": 1}
+  with pytest.raises(UserError, match=r"Step \d+ is not finite: loss .*last good checkpoint is step"):
+    run("train", config, tmp_path)

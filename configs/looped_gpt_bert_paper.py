@@ -2,13 +2,13 @@
 
 Shows: z_{t+1} = F(x + z_t) with 4 physical layers, 12,181,780 parameters at any number of loops.
 
-Command: python -m looped_lm.main --config=configs/looped_gpt_bert_paper.py:4x12 --workdir=runs/paper \
-  --config.data.paths=babylm_10M
+Command: python -m looped_lm.main --config=configs/looped_gpt_bert_paper.py:4x12 \
+  --workdir=runs/paper --config.data.paths=babylm_10M
 Arguments, separated by commas: the loops, `4x1`, `4x3`, `4x6` or `4x12` (the default); the rows
 MNTP:CLM, e.g. `1:3` (the default), `1:1`, `15:1`; `tiny` for tests.
 Hardware: the paper used 8 GPUs with 32 rows each. Time: not measured here. Result to expect (the
-paper's, one seed): BLiMP 71.19 for 4x12 and 71.21 for 4x3 at 1:3. Warm-up, weight decay, dropout and
-EMA are not in the paper; they are those of the authors' earlier configuration.
+paper's, one seed): BLiMP 71.19 for 4x12 and 71.21 for 4x3 at 1:3. Warm-up, weight decay, dropout
+and EMA are not in the paper; they are those of the authors' earlier configuration.
 """
 
 import fractions

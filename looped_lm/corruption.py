@@ -12,9 +12,7 @@ from looped_lm.types import Vocabulary
 MAX_SPAN_TOKENS = 3
 
 
-def span_starts(
-  piece_start_T: Bool[Array, " T"], length_T: Int[Array, " T"]
-) -> Bool[Array, " T"]:
+def span_starts(piece_start_T: Bool[Array, " T"], length_T: Int[Array, " T"]) -> Bool[Array, " T"]:
   """Tiles a row with spans; a piece always starts a new one.
 
   Args:

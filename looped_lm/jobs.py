@@ -135,9 +135,7 @@ def run(
   check(config)
   if mode in ("train", "eval") and not workdir:
     raise UserError(f"--workdir is missing; --mode={mode} needs a folder for the run.")
-  MODES[mode](
-    config, workdir=workdir, overrides=overrides, allow_config_change=allow_config_change
-  )
+  MODES[mode](config, workdir=workdir, overrides=overrides, allow_config_change=allow_config_change)
 
 
 def check(config: Config) -> None:
@@ -174,9 +172,7 @@ def check(config: Config) -> None:
     )
   size = max(config["tokenizer"]["vocab_size"], 17)
   looped.build(config["model"], vocab_size=size)
-  _objective(
-    config, Vocabulary(size=size, num_special=16, bos_id=1, pad_id=3, mask_id=4)
-  )
+  _objective(config, Vocabulary(size=size, num_special=16, bos_id=1, pad_id=3, mask_id=4))
   plugins.load("init", config["init"]["name"])
   _optimizer(config)
   _schedule(config, total_steps=1000)

@@ -21,7 +21,7 @@ import jax
 from jaxtyping import Array, Float, Int, Key
 
 Params = Any  # A nested dict of arrays.
-# A figure that adds exactly over devices and micro-batches: (sum, weight), divided once by the reader.
+# A figure that adds over devices and micro-batches: (sum, weight), divided once by the reader.
 Ratio = tuple[Float[Array, ""], Float[Array, ""]]
 
 
@@ -161,8 +161,8 @@ class Model:
   Attributes:
     init: key -> params.
     encode: (params, inputs, …) -> Output.
-    finish: (params, state_BTD, inputs) -> hidden_BTD; sends one recurrent state through the coda, so
-      that any loop can be read out.
+    finish: (params, state_BTD, inputs) -> hidden_BTD; sends one recurrent state through the coda,
+      so that any loop can be read out.
     readout: (params, hidden_BTD, row_B, key=None) -> logits_BTV in at least float32.
     diagnose: params -> figures of the injection, e.g. the spectral radius of its decay.
     num_loops: Loops used where none are asked for.

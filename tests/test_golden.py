@@ -1,7 +1,7 @@
 """The numbers of the reference implementations, reproduced.
 
-Takes every file of the folder in `LOOPED_LM_GOLDEN` (default: the project's own) and is driven by the
-file's `config` alone. In float64 every tensor agrees to 1e-6 (largest difference over largest
+Takes every file of the folder in `LOOPED_LM_GOLDEN` (default: the project's own) and is driven by
+the file's `config` alone. In float64 every tensor agrees to 1e-6 (largest difference over largest
 entry); in float32 forward and losses agree to 1e-4.
 """
 
@@ -50,7 +50,9 @@ def as_inputs(golden, num_masked_rows):
       segments[row, position] = peers[0] + 1 if peers.size else 0
   causal = np.arange(rows)[:, None] >= num_masked_rows
   order = np.where(causal, np.arange(length)[None, :], 0).astype(np.int32)
-  np.testing.assert_array_equal(visibility.visible(jnp.asarray(order), jnp.asarray(segments)), allowed)
+  np.testing.assert_array_equal(
+    visibility.visible(jnp.asarray(order), jnp.asarray(segments)), allowed
+  )
   return Inputs(
     tokens_BT=jnp.asarray(golden["ids"], jnp.int32),
     order_BT=jnp.asarray(order),
@@ -159,5 +161,7 @@ def test_weights_that_do_not_fit_are_named(golden):
   config = json.loads(str(golden["config"]))
   tensors = tensors_under(golden, "param/")
   tensors["stray"] = tensors.pop("embedding.word_embedding.weight")
-  with pytest.raises(UserError, match=r"missing \['embedding.word_embedding.weight'\].*\['stray'\]"):
+  with pytest.raises(
+    UserError, match=r"missing \['embedding.word_embedding.weight'\].*\['stray'\]"
+  ):
     torch_weights.params(tensors, config)

@@ -42,7 +42,9 @@ def test_a_run_leaves_log_checkpoints_record_and_report(trained):
   record = json.loads((workdir / "run.json").read_text())["starts"][0]
   assert record["overrides"] == {"train.total_steps": 20}
   assert record["versions"]["jax"] == jax.__version__
-  assert json.loads((workdir / "config.json").read_text())["model"]["injection"]["name"] == "diagonal"
+  assert (
+    json.loads((workdir / "config.json").read_text())["model"]["injection"]["name"] == "diagonal"
+  )
   assert "held-out" in (workdir / "report.html").read_text().lower()
   assert list((workdir / "plots").glob("*.png"))
 
@@ -141,5 +143,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tiny_config, tmp_path):
   config = tiny_config()
   config["optim"] |= {"name": "adamw", "learning_rate": 1e30, "warmup_fraction": 0.0}
   config["train"] |= {"log_every_steps": 1, "save_every_steps": 1}
-  with pytest.raises(UserError, match=r"Step \d+ is not finite: loss .*last good checkpoint is step"):
+  with pytest.raises(
+    UserError, match=r"Step \d+ is not finite: loss .*last good checkpoint is step"
+  ):
     run("train", config, tmp_path)

@@ -25,5 +25,7 @@ def test_an_unknown_setting_is_answered_with_the_nearest():
   class Toy:
     dropout_rate: float
 
-  with pytest.raises(UserError, match=r"model.toy.droput_rate.*Did you mean model.toy.dropout_rate"):
+  with pytest.raises(
+    UserError, match=r"model.toy.droput_rate.*Did you mean model.toy.dropout_rate"
+  ):
     plugins.settings(Toy, {"droput_rate": 0.1}, where="model.toy")

@@ -191,10 +191,8 @@ def check(settings: Mapping[str, Any], *, embed_dim: int) -> None:
     )
 
 
-def forward_macs_per_token(
-  settings: Mapping[str, Any], *, embed_dim: int, seq_len: int
-) -> float:
-  """Multiply-adds of one layer application per token, position terms by one-hot product included."""
+def forward_macs_per_token(settings: Mapping[str, Any], *, embed_dim: int, seq_len: int) -> float:
+  """Multiply-adds of one layer application per token, the position look-up included."""
   projections = 5 * embed_dim**2
   mlp = 3 * embed_dim * settings["mlp_dim"]
   attention = 2 * seq_len * embed_dim

@@ -96,9 +96,7 @@ def prepare(
   return load_prepared(folder)
 
 
-def find_prepared(
-  data: dict[str, Any], tokenizer: dict[str, Any], *, seed: int
-) -> Prepared | None:
+def find_prepared(data: dict[str, Any], tokenizer: dict[str, Any], *, seed: int) -> Prepared | None:
   """Gives prepared data where it is there already, else None; nothing is built.
 
   Args:

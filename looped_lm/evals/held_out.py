@@ -66,7 +66,9 @@ class Evaluator:
     for mode in self.modes:
       task = self._pose(batch, mode)
       states_RBTD = self.subject.model.encode(params, task.inputs, keep_states=True).states_RBTD
-      loss_R, correct_R = jax.lax.map(lambda h: self._figures(params, task, h), states_RBTD)
+      assert states_RBTD is not None
+      figures = functools.partial(self._figures, params, task)
+      loss_R, correct_R = jax.lax.map(figures, states_RBTD)
       count = task.weight_BT.sum()
       sums[f"{mode}/loss_nats"] = (loss_R, count)
       sums[f"{mode}/accuracy"] = (correct_R, count)
@@ -76,9 +78,7 @@ class Evaluator:
         sums["state_square"] = (square_RBT.sum(axis=(1, 2)), real_BT.sum())
     return sums
 
-  def _figures(
-    self, params: Params, task: Task, h_BTD: jax.Array
-  ) -> tuple[jax.Array, jax.Array]:
+  def _figures(self, params: Params, task: Task, h_BTD: jax.Array) -> tuple[jax.Array, jax.Array]:
     model = self.subject.model
     hidden_BTD = model.finish(params, h_BTD, task.inputs)
     logits_BTV = model.readout(params, hidden_BTD, task.inputs.row_B)

@@ -31,9 +31,7 @@ class Evaluator:
     held_out_V = np.zeros_like(count_V)
     rows = self.subject.held_out
     for first in range(0, rows.num_rows, 1024):
-      tokens_BT, segments_BT = rows.gather(
-        np.arange(first, min(first + 1024, rows.num_rows))
-      )
+      tokens_BT, segments_BT = rows.gather(np.arange(first, min(first + 1024, rows.num_rows)))
       real_BT = (segments_BT > 0) & (tokens_BT != self.subject.vocabulary.bos_id)
       held_out_V += np.bincount(tokens_BT[real_BT], minlength=len(count_V))
     cross = -(held_out_V * np.log(smoothed_V)).sum() / held_out_V.sum()

@@ -22,7 +22,7 @@ class Injection(nn.Module):
     """What the loops need of e, computed once."""
     return e_BTD
 
-  def init(self, e_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+  def start(self, e_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
     """The state before the first loop."""
     return jnp.zeros_like(e_BTD)
 

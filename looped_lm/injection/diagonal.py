@@ -51,7 +51,7 @@ class Injection(nn.Module):
     drive_BTD = step_D * jnp.einsum("BTD,CD->BTC", widen(e_BTD), widen(self.B))
     return decay(self.A_log, self.dt_bias), drive_BTD
 
-  def init(self, e_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+  def start(self, e_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
     """The state before the first loop."""
     return jnp.zeros_like(e_BTD)
 

@@ -1,7 +1,7 @@
 """The one skeleton: embed, prelude once, shared core R times, coda once, read out.
 
-Every system is a point in this space: the block, the injection and the attention pattern are plug-ins,
-the sizes of prelude, core and coda are numbers.
+Every system is a point in this space: the block, the injection and the attention pattern are
+plug-ins, the sizes of prelude, core and coda are numbers.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,7 +9,6 @@ import dataclasses
 from typing import Any
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
@@ -108,9 +107,7 @@ class LoopedLM(nn.Module):
     self.shared_parts = self.shared[0](**self.shared[1], name="shared") if self.shared else None
     self.prelude = Stack(block, settings, self.prelude_layers, 0)
     self.core = Stack(block, settings, self.core_layers, self.prelude_layers)
-    self.coda = Stack(
-      block, settings, self.coda_layers, self.prelude_layers + self.core_layers
-    )
+    self.coda = Stack(block, settings, self.coda_layers, self.prelude_layers + self.core_layers)
     self.injection = self.injection_[0](**self.injection_[1])
     self.reader = self.head[0](**self.head[1], name="head")
 
@@ -127,7 +124,7 @@ class LoopedLM(nn.Module):
     e_BTD = self.prelude(e_BTD, context, self.prelude.invariants(context))
     h_BTD, states_RBTD = recur(
       self,
-      self.injection.init(e_BTD),
+      self.injection.start(e_BTD),
       self.injection.prepare(e_BTD),
       context,
       self.core.invariants(context),
@@ -221,6 +218,9 @@ def build(settings: Settings, *, vocab_size: int) -> Model:
 def _as_functions(module: LoopedLM, vocab_size: int, diagnostics: Callable[..., Any]) -> Model:
   """The module's methods as pure functions of its parameters."""
 
+  def apply(method: str, params: Params, *arguments: Any) -> Any:
+    return module.apply({"params": params}, *arguments, method=method)
+
   def init(key: Key[Array, ""]) -> Params:
     row = jnp.zeros((1, 8), jnp.int32)
     inputs = Inputs(
@@ -230,13 +230,13 @@ def _as_functions(module: LoopedLM, vocab_size: int, diagnostics: Callable[..., 
 
   def encode(params, inputs, *, key=None, num_loops=None, keep_states=False) -> Output:
     loops = module.num_loops if num_loops is None else num_loops
-    return module.apply({"params": params}, inputs, key, loops, keep_states, method="encode")
+    return apply("encode", params, inputs, key, loops, keep_states)
 
   def finish(params, h_BTD, inputs):
-    return module.apply({"params": params}, h_BTD, inputs, method="finish")
+    return apply("finish", params, h_BTD, inputs)
 
   def readout(params, hidden_BTD, row_B, *, key=None):
-    return module.apply({"params": params}, hidden_BTD, row_B, key, method="readout")
+    return apply("readout", params, hidden_BTD, row_B, key)
 
   return Model(
     init=init,

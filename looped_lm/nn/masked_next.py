@@ -12,9 +12,7 @@ from looped_lm.types import Batch, Inputs, Task, Vocabulary
 _SITE = 2**31 - 1
 
 
-def mask_rate(
-  start: float, end: float, progress: jax.Array | float
-) -> Float[Array, ""]:
+def mask_rate(start: float, end: float, progress: jax.Array | float) -> Float[Array, ""]:
   """start + (end - start) · progress."""
   return jnp.asarray(start + (end - start) * progress, jnp.float32)
 

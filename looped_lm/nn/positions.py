@@ -78,12 +78,8 @@ def disentangled_bias(
     lookup: "one_hot" (a matrix product; accelerators) or "gather".
   """
   dtype = jnp.promote_types(q_BTNH.dtype, jnp.float32)
-  content_BNTP = jnp.einsum(
-    "BTNH,PNH->BNTP", q_BTNH, position_k_PNH, preferred_element_type=dtype
-  )
-  content_BNSP = jnp.einsum(
-    "BSNH,PNH->BNSP", k_BSNH, position_q_PNH, preferred_element_type=dtype
-  )
+  content_BNTP = jnp.einsum("BTNH,PNH->BNTP", q_BTNH, position_k_PNH, preferred_element_type=dtype)
+  content_BNSP = jnp.einsum("BSNH,PNH->BNSP", k_BSNH, position_q_PNH, preferred_element_type=dtype)
   if lookup == "gather":
     to_key_BNTS = jnp.take_along_axis(content_BNTP, bucket_TS[None, None], axis=-1)
     to_query_BNST = jnp.take_along_axis(content_BNSP, bucket_TS.T[None, None], axis=-1)

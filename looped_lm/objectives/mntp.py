@@ -1,5 +1,8 @@
-"""Masked next-token prediction: spans are hidden, and each hidden token is predicted from the
-position before it, by the same head as in causal language modelling."""
+"""Masked next-token prediction.
+
+Spans are hidden, and each hidden token is predicted from the position before it, by the same head
+as in causal language modelling.
+"""
 
 from collections.abc import Callable
 import dataclasses

@@ -11,9 +11,9 @@ from looped_lm.optim import masks
 class Optimizer:
   """Clip, Adam with bias correction, decoupled decay, trust ratio ‖w‖ / ‖u‖ per tensor, rate.
 
-  The rest (biases, norm scales, A_log, dt_bias) is plain Adam at the full rate. The ratio is 1 where
-  either norm is 0 and is not bounded. Source: You et al. 2020; GPT-BERT's reference implementation.
-  `optax.lamb` is not the same: it applies the ratio to every tensor.
+  The rest (biases, norm scales, A_log, dt_bias) is plain Adam at the full rate. The ratio is 1
+  where either norm is 0 and is not bounded. `optax.lamb` is not the same: it applies the ratio to
+  every tensor. Source: You et al. 2020; GPT-BERT's reference implementation.
 
   Attributes:
     weight_decay: Of the decayed group.

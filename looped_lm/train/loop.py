@@ -86,9 +86,7 @@ def train(
       if saves:
         with metrics.paused():
           metrics.flush()
-          checkpoints.save(
-            strategy.to_saved(state), data={"next_step": step}, metrics=evaluated
-          )
+          checkpoints.save(strategy.to_saved(state), data={"next_step": step}, metrics=evaluated)
   finally:
     batches.close()
   checkpoints.wait()

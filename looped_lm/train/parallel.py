@@ -117,7 +117,7 @@ def cache_programs(folder: pathlib.Path) -> None:
   Args:
     folder: Created readable by its owner alone: a cached program is code that is run.
   """
-  if jax.config.jax_compilation_cache_dir is None:
+  if jax.config.values["jax_compilation_cache_dir"] is None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     jax.config.update("jax_compilation_cache_dir", str(folder))
 

@@ -91,7 +91,9 @@ def test_initial_weights_are_cut_normals_scaled_by_depth(tiny_config):
   assert abs(float(layers["layers_0"]["qk"]["kernel"].std()) - 0.0284) < 2e-4
   assert float(jnp.abs(layers["layers_0"]["qk"]["kernel"]).max()) <= 0.06455
   for index, scale in ((0, 0.7071), (1, 0.5)):
-    assert abs(float(layers[f"layers_{index}"]["mlp"]["up"]["kernel"].std()) - scale * 0.0284) < 2e-4
+    assert (
+      abs(float(layers[f"layers_{index}"]["mlp"]["up"]["kernel"].std()) - scale * 0.0284) < 2e-4
+    )
   injection = params["injection"]
   step = jax.nn.softplus(injection["dt_bias"])
   np.testing.assert_allclose(step, 0.8047, atol=1e-4)
@@ -185,7 +187,10 @@ def test_bfloat16_keeps_the_stream_and_the_logits_wide(settings, params, inputs)
 @pytest.mark.parametrize(
   ("changes", "message"),
   [
-    ({"block": {"num_heads": 3}}, r"num_heads=3 must divide model.embed_dim=16.*\[1, 2, 4, 8, 16\]"),
+    (
+      {"block": {"num_heads": 3}},
+      r"num_heads=3 must divide model.embed_dim=16.*\[1, 2, 4, 8, 16\]",
+    ),
     ({"num_loops": 0}, "num_loops=0 must be at least 1"),
     ({"remat": "some"}, "remat='some' is none of"),
     ({"injection": {"name": "diagnal"}}, "Did you mean 'diagonal'"),

@@ -51,7 +51,9 @@ def test_clm_supervises_every_token_once_and_never_the_start(batch):
   targets = np.asarray(task.targets_BT)
   assert targets[supervised].min() >= 16
   # Each of the row's 16 tokens is a target exactly once.
-  np.testing.assert_array_equal(targets[0][supervised[0]], np.delete(batch.tokens_BT[0], [0, 10, 18, 19]))
+  np.testing.assert_array_equal(
+    targets[0][supervised[0]], np.delete(batch.tokens_BT[0], [0, 10, 18, 19])
+  )
 
 
 def test_mntp_predicts_the_original_token_one_position_earlier(batch):
@@ -81,7 +83,13 @@ def test_the_mask_rate_falls_along_the_run(batch):
 
 @pytest.mark.parametrize(
   ("fraction", "picture"),
-  [(0.0, "........"), (0.25, "...m...m"), (0.5, ".m.m.m.m"), (1 / 3, "..m..m.."), (1.0, "mmmmmmmm")],
+  [
+    (0.0, "........"),
+    (0.25, "...m...m"),
+    (0.5, ".m.m.m.m"),
+    (1 / 3, "..m..m.."),
+    (1.0, "mmmmmmmm"),
+  ],
 )
 def test_masked_rows_spread_evenly(batch, fraction, picture):
   masked = make_hybrid(fraction).is_masked(batch.row_B)

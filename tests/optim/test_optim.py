@@ -75,10 +75,11 @@ def test_the_papers_schedule():
 
 
 @pytest.mark.parametrize(
-  ("warmup", "decay", "floor"), [(0.5, 0.4, 0.1), (-0.1, 1.0, 0.1), (0.0, 1.1, 0.1), (0.0, 1.0, 2.0)]
+  ("warmup", "decay", "floor"),
+  [(0.5, 0.4, 0.1), (-0.1, 1.0, 0.1), (0.0, 1.1, 0.1), (0.0, 1.0, 2.0)],
 )
 def test_fractions_that_cannot_work_are_named(warmup, decay, floor):
-  with pytest.raises(UserError, match="optim."):
+  with pytest.raises(UserError, match=r"optim\."):
     schedules.warmup_cosine(
       learning_rate=1.0,
       warmup_fraction=warmup,

@@ -12,9 +12,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
+import numpy as np
 
 from looped_lm import plugins
 from looped_lm.errors import UserError
+from looped_lm.nn import depth as depths
 from looped_lm.nn import dropout
 from looped_lm.nn.context import Context
 from looped_lm.nn.embed import Embed
@@ -31,6 +33,7 @@ _MODEL_FIELDS = (
   "core_layers",
   "coda_layers",
   "num_loops",
+  "depth",
   "remat",
   "compute_dtype",
   "block",
@@ -87,7 +90,7 @@ class LoopedLM(nn.Module):
     prelude_layers: Layers before the loop.
     core_layers: Layers of the shared core.
     coda_layers: Layers after the loop.
-    num_loops: R, where a call does not say otherwise.
+    depth: How many loops rows take in training.
     remat: What the backward pass recomputes, a key of `nn.loops.REMAT`.
   """
 
@@ -99,7 +102,7 @@ class LoopedLM(nn.Module):
   prelude_layers: int
   core_layers: int
   coda_layers: int
-  num_loops: int
+  depth: depths.Depth
   remat: str
 
   def setup(self):
@@ -118,10 +121,11 @@ class LoopedLM(nn.Module):
     self,
     inputs: Inputs,
     key: Key[Array, ""] | None,
-    num_loops: int,
+    num_loops: int | Int[Array, " B"],
+    max_loops: int,
     keep_states: bool,
   ) -> Output:
-    """From tokens to what the read-out takes."""
+    """From tokens to what the read-out takes; `num_loops` per row is at most `max_loops`."""
     context = self._context(inputs, key)
     e_BTD = self.embedder(inputs.tokens_BT, context.keys_B)
     e_BTD = self.prelude(e_BTD, context, self.prelude.invariants(context))
@@ -132,6 +136,8 @@ class LoopedLM(nn.Module):
       context,
       self.core.invariants(context),
       num_loops=num_loops,
+      grad_loops=self.depth.trained_loops,
+      max_loops=max_loops,
       remat=self.remat,
       keep_states=keep_states,
     )
@@ -153,7 +159,7 @@ class LoopedLM(nn.Module):
 
   def __call__(self, inputs: Inputs) -> Float[Array, "B T V"]:
     """Touches every part once; parameters are made here."""
-    output = self.encode(inputs, None, self.num_loops, False)
+    output = self.encode(inputs, None, 1, 1, False)
     return self.readout(output.hidden_BTD, inputs.row_B, None)
 
   def _finish(self, h_BTD: Float[Array, "B T D"], context: Context) -> Float[Array, "B T D"]:
@@ -211,14 +217,16 @@ def build(settings: Settings, *, vocab_size: int) -> Model:
     prelude_layers=settings["prelude_layers"],
     core_layers=settings["core_layers"],
     coda_layers=settings["coda_layers"],
-    num_loops=settings["num_loops"],
+    depth=depths.make(settings.get("depth", {"name": "fixed"}), num_loops=settings["num_loops"]),
     remat=settings["remat"],
   )
   diagnostics = getattr(injection_file, "diagnostics", lambda _: {})
-  return _as_functions(module, vocab_size, diagnostics)
+  return _as_functions(module, settings["num_loops"], vocab_size, diagnostics)
 
 
-def _as_functions(module: LoopedLM, vocab_size: int, diagnostics: Callable[..., Any]) -> Model:
+def _as_functions(
+  module: LoopedLM, default_loops: int, vocab_size: int, diagnostics: Callable[..., Any]
+) -> Model:
   """The module's methods as pure functions of its parameters."""
 
   def init(key: Key[Array, ""]) -> Params:
@@ -228,9 +236,27 @@ def _as_functions(module: LoopedLM, vocab_size: int, diagnostics: Callable[..., 
     )
     return module.init(key, inputs)["params"]
 
-  def encode(params, inputs, *, key=None, num_loops=None, keep_states=False) -> Output:
-    loops = module.num_loops if num_loops is None else num_loops
-    return module.apply({"params": params}, inputs, key, loops, keep_states, method="encode")
+  def draw_loops(row_B, *, key, progress=1.0):
+    loops = module.depth.draw(row_B, key=key, progress=progress)
+    return jnp.broadcast_to(jnp.asarray(loops, jnp.int32), row_B.shape)
+
+  def encode(
+    params, inputs, *, key=None, num_loops=None, keep_states=False, progress=1.0
+  ) -> Output:
+    depth = module.depth
+    if num_loops is not None:
+      loops = _checked_loops(num_loops, max_loops=depth.max_loops)
+    elif key is None:
+      loops = default_loops
+    else:
+      loops = depth.draw(inputs.row_B, key=key, progress=progress)
+    max_loops = loops if isinstance(loops, int) else depth.max_loops
+    if isinstance(loops, int) and key is not None and 0 < depth.grad_loops < loops:
+      # In training the last loops alone carry gradient, however their number came about.
+      loops = jnp.full(inputs.row_B.shape, loops, jnp.int32)
+    return module.apply(
+      {"params": params}, inputs, key, loops, max_loops, keep_states, method="encode"
+    )
 
   def finish(params, h_BTD, inputs):
     return module.apply({"params": params}, h_BTD, inputs, method="finish")
@@ -243,8 +269,9 @@ def _as_functions(module: LoopedLM, vocab_size: int, diagnostics: Callable[..., 
     encode=encode,
     finish=finish,
     readout=readout,
+    draw_loops=draw_loops,
     diagnose=lambda params: diagnostics(params.get("injection", {})),
-    num_loops=module.num_loops,
+    num_loops=default_loops,
     vocab_size=vocab_size,
   )
 
@@ -269,6 +296,23 @@ def _check(settings: Settings) -> None:
   for group in ("block", "injection", "attention", "head"):
     if "name" not in settings[group]:
       raise UserError(f"model.{group} needs a name.")
+
+
+def _checked_loops(
+  num_loops: int | Int[Array, " B"], *, max_loops: int
+) -> int | Int[Array, " B"]:
+  """A plain number, or one per row; checks what is known before the program runs."""
+  known = not isinstance(num_loops, jax.core.Tracer)
+  if known and np.ndim(num_loops) == 0:
+    if num_loops < 1:
+      raise UserError(f"num_loops={num_loops} must be at least 1.")
+    return int(num_loops)
+  if known and not (1 <= np.min(num_loops) and np.max(num_loops) <= max_loops):
+    raise UserError(
+      f"num_loops={np.asarray(num_loops).tolist()}: the loops of each row must lie in [1, {max_loops}]; "
+      "model.depth.max_loops, or model.num_loops where the depth is fixed, is the most."
+    )
+  return jnp.asarray(num_loops)
 
 
 def _without_name(settings: Settings) -> dict[str, Any]:

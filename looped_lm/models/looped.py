@@ -138,6 +138,7 @@ class LoopedLM(nn.Module):
       num_loops=num_loops,
       grad_loops=self.depth.trained_loops,
       max_loops=max_loops,
+      may_skip=self.depth.may_skip,
       remat=self.remat,
       keep_states=keep_states,
     )

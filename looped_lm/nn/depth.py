@@ -40,8 +40,8 @@ class Executed:
 
   Attributes:
     mean: Loops of a row.
-    prefix: Loops run without gradient, by all rows of a batch together.
-    grad: Loops run with gradient, by all rows of a batch together.
+    prefix: Loops run without gradient by each row of a batch, those in which it waits included.
+    grad: Loops run with gradient by each row of a batch, those in which it waits included.
   """
 
   mean: float
@@ -73,6 +73,11 @@ class Fixed:
   def trained_loops(self) -> int:
     """The most loops that carry gradient."""
     return self.grad_loops or self.num_loops
+
+  @property
+  def may_skip(self) -> bool:
+    """Whether all rows of a batch may take fewer loops than carry gradient."""
+    return False
 
   def draw(
     self, row_B: Int[Array, " B"], *, key: Key[Array, ""], progress: Float[Array, ""] | float
@@ -135,6 +140,11 @@ class Sampler:
     return self.grad_loops or self.max_loops
 
   @property
+  def may_skip(self) -> bool:
+    """Whether all rows of a batch are likely to take fewer loops than carry gradient."""
+    return self.per == "batch"
+
+  @property
   def goal(self) -> float:
     """What the curriculum ends at."""
     raise NotImplementedError
@@ -172,7 +182,7 @@ class Sampler:
     """The loops a training step runs: a batch takes as many as its longest row.
 
     Args:
-      rows: Rows that go through a device at once; 1 counts every row alone.
+      rows: Rows that go through a device at once; 1 counts every row alone, without waiting.
     """
     if self.curriculum == "none":
       points_P = np.ones(1)
@@ -185,10 +195,13 @@ class Sampler:
     if self.per == "sequence":
       longest_PR = np.diff(np.cumsum(p_PR, axis=1) ** rows, axis=1, prepend=0.0)
     longest_R = longest_PR.mean(axis=0)
+    grad_R = np.full(self.max_loops, self.trained_loops)
+    if self.may_skip or rows == 1:
+      grad_R = np.minimum(loops_R, self.trained_loops)
     return Executed(
       mean=float(p_PR.mean(axis=0) @ loops_R),
       prefix=float(longest_R @ np.maximum(loops_R - self.trained_loops, 0)),
-      grad=float(longest_R @ np.minimum(loops_R, self.trained_loops)),
+      grad=float(longest_R @ grad_R),
     )
 
 

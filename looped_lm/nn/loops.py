@@ -39,6 +39,7 @@ def recur(
   num_loops: int | Int[Array, " B"],
   grad_loops: int,
   max_loops: int,
+  may_skip: bool,
   remat: str,
   keep_states: bool,
 ) -> tuple[State, Float[Array, "R B T D"] | None]:
@@ -53,6 +54,9 @@ def recur(
     num_loops: R, at least 1; or the loops of each row, each at least 1.
     grad_loops: With the loops of each row: K, the last loops of a row that carry gradient.
     max_loops: With the loops of each row: how many states are kept; no row may take more.
+    may_skip: With the loops of each row: whether loops in which no row has begun are skipped. Saves
+      their time where all rows take few; costs a copy of the core's parameters per loop in the
+      backward pass where `remat` is "none".
     remat: A key of `REMAT`.
     keep_states: Whether to return the state after every loop.
 
@@ -79,6 +83,7 @@ def recur(
     loops_B=num_loops,
     grad_loops=grad_loops,
     max_loops=max_loops,
+    may_skip=may_skip,
     remat=remat,
     keep_states=keep_states,
   )
@@ -92,6 +97,7 @@ def _two_phases(
   loops_B: Int[Array, " B"],
   grad_loops: int,
   max_loops: int,
+  may_skip: bool,
   remat: str,
   keep_states: bool,
 ) -> tuple[State, Float[Array, "R B T D"] | None]:
@@ -142,7 +148,11 @@ def _two_phases(
   h_BTD = jnp.where(begun_B11, jax.lax.stop_gradient(h_BTD), start_BTD)
 
   def loop_body(model: Any, h_BTD: State, loop: jax.Array) -> tuple[State, State | None]:
-    h_BTD = masked(model, h_BTD, longest - grad_loops + loop, given)
+    t = longest - grad_loops + loop
+    if may_skip:
+      h_BTD = nn.cond(t >= 0, lambda m, h: masked(m, h, t, given), lambda m, h: h, model, h_BTD)
+    else:
+      h_BTD = masked(model, h_BTD, t, given)
     return h_BTD, h_BTD if keep_states else None
 
   h_BTD, states_KBTD = _scan(loop_body, grad_loops, remat)(model, h_BTD)

@@ -111,9 +111,7 @@ class LoopedLM(nn.Module):
     self.shared_parts = self.shared[0](**self.shared[1], name="shared") if self.shared else None
     self.prelude = Stack(block, settings, self.prelude_layers, 0)
     self.core = Stack(block, settings, self.core_layers, self.prelude_layers)
-    self.coda = Stack(
-      block, settings, self.coda_layers, self.prelude_layers + self.core_layers
-    )
+    self.coda = Stack(block, settings, self.coda_layers, self.prelude_layers + self.core_layers)
     self.injection = self.injection_[0](**self.injection_[1])
     self.reader = self.head[0](**self.head[1], name="head")
 
@@ -299,9 +297,7 @@ def _check(settings: Settings) -> None:
       raise UserError(f"model.{group} needs a name.")
 
 
-def _checked_loops(
-  num_loops: int | Int[Array, " B"], *, max_loops: int
-) -> int | Int[Array, " B"]:
+def _checked_loops(num_loops: int | Int[Array, " B"], *, max_loops: int) -> int | Int[Array, " B"]:
   """A plain number, or one per row; checks what is known before the program runs."""
   known = not isinstance(num_loops, jax.core.Tracer)
   if known and np.ndim(num_loops) == 0:

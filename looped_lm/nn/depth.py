@@ -118,7 +118,9 @@ class Sampler:
 
   def __post_init__(self):
     if self.max_loops < 1:
-      raise UserError(f"model.depth.max_loops={self.max_loops} must be at least 1: it caps the draw.")
+      raise UserError(
+        f"model.depth.max_loops={self.max_loops} must be at least 1: it caps the draw."
+      )
     if self.per not in _PER:
       raise UserError(f"model.depth.per={self.per!r} is none of {list(_PER)}.")
     if self.curriculum not in CURRICULA:
@@ -343,9 +345,7 @@ def make(settings: Mapping[str, Any], *, num_loops: int) -> Depth:
     if key not in known and key != "name":
       close = difflib.get_close_matches(key, known, n=1)
       hint = f" Did you mean model.depth.{close[0]}?" if close else ""
-      raise UserError(
-        f"model.depth.{key} is not a setting; model.depth has {sorted(known)}.{hint}"
-      )
+      raise UserError(f"model.depth.{key} is not a setting; model.depth has {sorted(known)}.{hint}")
   cls = SAMPLERS[name]
   fields = dataclasses.fields(cls)
   given = {"num_loops": num_loops, **settings}

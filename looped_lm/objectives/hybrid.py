@@ -73,9 +73,7 @@ class Objective:
     return Task(
       inputs=Inputs(
         tokens_BT=jnp.where(masked_B1, masked.inputs.tokens_BT, batch.tokens_BT),
-        order_BT=jnp.where(
-          masked_B1, masked.inputs.order_BT, visibility.causal(batch.tokens_BT)
-        ),
+        order_BT=jnp.where(masked_B1, masked.inputs.order_BT, visibility.causal(batch.tokens_BT)),
         segments_BT=batch.segments_BT,
         row_B=batch.row_B,
       ),

@@ -103,9 +103,7 @@ def make_train_step(
       "loops/max": (largest(loops_B.max()).astype(jnp.float32), one),
       "learning_rate": (jnp.asarray(schedule(state.step), jnp.float32), one),
     }
-    state = State(
-      step=state.step + 1, params=params, ema=ema, opt_state=opt_state, key=state.key
-    )
+    state = State(step=state.step + 1, params=params, ema=ema, opt_state=opt_state, key=state.key)
     return state, metrics
 
   return train_step

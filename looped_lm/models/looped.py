@@ -244,7 +244,7 @@ def _as_functions(
   ) -> Output:
     depth = module.depth
     if num_loops is not None:
-      loops = _checked_loops(num_loops, max_loops=depth.max_loops)
+      loops = _checked_loops(num_loops, inputs.row_B, max_loops=depth.max_loops)
     elif key is None:
       loops = default_loops
     else:
@@ -297,19 +297,21 @@ def _check(settings: Settings) -> None:
       raise UserError(f"model.{group} needs a name.")
 
 
-def _checked_loops(num_loops: int | Int[Array, " B"], *, max_loops: int) -> int | Int[Array, " B"]:
+def _checked_loops(
+  num_loops: int | Int[Array, " B"], row_B: Int[Array, " B"], *, max_loops: int
+) -> int | Int[Array, " B"]:
   """A plain number, or one per row; checks what is known before the program runs."""
   known = not isinstance(num_loops, jax.core.Tracer)
   if known and np.ndim(num_loops) == 0:
     if num_loops < 1:
       raise UserError(f"num_loops={num_loops} must be at least 1.")
     return int(num_loops)
-  if known and not (1 <= np.min(num_loops) and np.max(num_loops) <= max_loops):
+  if known and (np.min(num_loops) < 1 or np.max(num_loops) > max_loops):
     raise UserError(
-      f"num_loops={np.asarray(num_loops).tolist()}: the loops of each row must lie in [1, {max_loops}]; "
-      "model.depth.max_loops, or model.num_loops where the depth is fixed, is the most."
+      f"num_loops={np.asarray(num_loops).tolist()}: the loops of each row must lie in "
+      f"[1, {max_loops}]; the most is model.depth.max_loops, of a fixed depth model.num_loops."
     )
-  return jnp.asarray(num_loops)
+  return jnp.broadcast_to(num_loops, row_B.shape)
 
 
 def _without_name(settings: Settings) -> dict[str, Any]:

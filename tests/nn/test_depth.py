@@ -100,7 +100,7 @@ def test_per_batch_all_rows_of_all_devices_agree():
 
 
 def test_what_a_batch_executes():
-  """By simulation: a batch runs as long as its longest row, and at most the last K with gradient."""
+  """By simulation: a batch runs as long as its longest row, the last K loops with gradient."""
   settings = {"name": "poisson", "mean_loops": 8.0, "max_loops": 60, "grad_loops": 4}
   loops = draw(settings, rows=jnp.arange(16_000)).reshape(-1, 16)
   executed = make(settings).executed(16)

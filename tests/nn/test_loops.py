@@ -9,7 +9,7 @@ What guards what; each fault was seeded once and made these tests fail:
 | the initial state loses its gradient | `…equal_their_own_loops[none-…]` |
 | the injection beside the core instead of before it | `…equal_their_own_loops[add…, diagonal…]` |
 | a norm where the loop ends | `…equal_their_own_loops` |
-| a row counts the batch's loops instead of its own | `…equal_their_own_loops`, `…draws_noise_alone…` |
+| a row counts the batch's loops instead of its own | `…equal_their_own_loops`, `…draws_noise…` |
 | states placed by the batch's count | `…states_are_counted_from_a_row_s_own_first_loop` |
 """
 
@@ -186,7 +186,7 @@ def test_gradients_are_exact_in_float64(x64):
 
 
 def test_a_row_draws_noise_as_if_it_were_alone():
-  """In the prefix, in the last loops and for rows that begin late: the row's own loop is the key."""
+  """In the prefix, in the last loops and where rows begin late: the own loop is the key."""
   module, params, x_BTD = make("add", dropout_rate=0.3)
   keys_B = dropout.row_keys(jax.random.key(5), jnp.arange(6))
   loops_B = [1, 3, 4, 5, 9, 12]

@@ -176,7 +176,8 @@ def test_bfloat16_takes_less_memory(model):
 def test_sampled_depth_is_described_and_fixed_depth_is_not(model):
   sampled = {"name": "poisson", "mean_loops": 8.0, "max_loops": 60, "grad_loops": 4}
   group = MODEL | {"depth": sampled}
-  text = describe(model, config(total_steps=1, batch_size=16 * jax.device_count()) | {"model": group})
+  rows = 16 * jax.device_count()
+  text = describe(model, config(total_steps=1, batch_size=rows) | {"model": group})
   assert value(text, "mean trained loops") == "8.00"
   assert value(text, "mean executed loops").startswith("13.")
   assert "without gradient + 4.00 with" in text

@@ -4,7 +4,6 @@ import dataclasses
 from typing import Any
 
 from flax import struct
-import jax
 from jaxtyping import Array, Bool, Int, Key
 
 from looped_lm.nn import dropout

@@ -103,7 +103,7 @@ def _two_phases(
 ) -> tuple[State, Float[Array, "R B T D"] | None]:
   """Loops without gradient until `grad_loops` are left, then those with gradient.
 
-  Loop t of the batch is loop t - (T_max - T_i) of row i, T_max being the most loops of any row here.
+  Loop t of the batch is loop t - (T_max - T_i) of row i, T_max being the most loops of any row.
   Where that is negative the row has not begun and keeps its initial state. T_max decides how long
   rows wait and nothing else, so devices and micro-batches may each have their own.
   """

@@ -21,5 +21,6 @@ def get_config(arguments: str = "") -> config_dict.ConfigDict:
   config.model.injection.name = "none"
   config.model.core_layers = 2 if arguments == "tiny" else 12
   config.model.num_loops = 1
+  config.model.depth = {"name": "fixed", "grad_loops": 0}
   config.model.block.dwa_scope = "stack"
   return config

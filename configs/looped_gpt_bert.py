@@ -44,7 +44,22 @@ def get_config(arguments: str = "") -> config_dict.ConfigDict:
         "prelude_layers": 0,
         "core_layers": 4,
         "coda_layers": 0,
+        # Loops of evaluation, and of training while the depth is fixed.
         "num_loops": 12,
+        # Another name alone changes how depth is drawn: fixed, poisson, lognormal_poisson, uniform,
+        # log_uniform. Each reads those of the settings that it has.
+        "depth": {
+          "name": "fixed",
+          "grad_loops": 0,
+          "per": "sequence",
+          "mean_loops": 12.0,
+          "min_loops": 1,
+          "max_loops": 36,
+          "log_std": 0.5,
+          "curriculum": "none",
+          "start_loops": 1.0,
+          "curriculum_fraction": 1.0,
+        },
         "remat": "dots",
         "compute_dtype": "bfloat16",
         "block": {
@@ -124,6 +139,8 @@ def tiny(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
   config.tokenizer.vocab_size = 600
   config.model.embed_dim = 32
   config.model.num_loops = min(3, config.model.num_loops)
+  config.model.depth.mean_loops = 3.0
+  config.model.depth.max_loops = 6
   config.model.core_layers = 1
   config.model.compute_dtype = "float32"
   config.model.block.num_heads = 2

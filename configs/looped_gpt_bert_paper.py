@@ -28,6 +28,8 @@ def get_config(arguments: str = "") -> config_dict.ConfigDict:
   for part in parts:
     if re.fullmatch(r"4x\d+", part):
       config.model.num_loops = int(part[2:])
+      config.model.depth.mean_loops = float(part[2:])
+      config.model.depth.max_loops = 3 * int(part[2:])
     elif re.fullmatch(r"\d+:\d+", part) and part != "0:0":
       masked, causal = map(int, part.split(":"))
       config.objective.mntp_fraction = float(fractions.Fraction(masked, masked + causal))

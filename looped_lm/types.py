@@ -82,7 +82,8 @@ class Output:
 
   Attributes:
     hidden_BTD: After the coda, ready for `Model.readout`.
-    states_RBTD: The recurrent state after every loop, or None unless asked for.
+    states_RBTD: The recurrent state after every loop, or None unless asked for. Where rows take
+      loops of their own, each is counted from its own first, and its last state repeats.
   """
 
   hidden_BTD: Float[Array, "B T D"]
@@ -141,7 +142,14 @@ class State:
 
 
 class Encode(Protocol):
-  """Reads a batch; `key` is the step's key, None switches dropout and other noise off."""
+  """Reads a batch.
+
+  `key` is the step's key: with it the call is one of training, with dropout, loops as the model's
+  depth draws them at `progress` (steps taken over the steps of the run), and gradient through a
+  row's last loops alone. Without it nothing is random and every row takes `Model.num_loops`.
+  `num_loops` says the loops instead, one number or one per row; rows of their own loops carry
+  gradient through the last ones alone even without a key.
+  """
 
   def __call__(
     self,
@@ -149,8 +157,9 @@ class Encode(Protocol):
     inputs: Inputs,
     *,
     key: jax.Array | None = None,
-    num_loops: int | None = None,
+    num_loops: int | Int[Array, " B"] | None = None,
     keep_states: bool = False,
+    progress: Float[Array, ""] | float = 1.0,
   ) -> Output: ...
 
 
@@ -164,8 +173,9 @@ class Model:
     finish: (params, state_BTD, inputs) -> hidden_BTD; sends one recurrent state through the coda,
       so that any loop can be read out.
     readout: (params, hidden_BTD, row_B, key=None) -> logits_BTV in at least float32.
+    draw_loops: (row_B, key, progress=1.0) -> loops_B, as `encode` draws them with the same key.
     diagnose: params -> figures of the injection, e.g. the spectral radius of its decay.
-    num_loops: Loops used where none are asked for.
+    num_loops: Loops used where none are asked for and none drawn: those of evaluation.
     vocab_size: V.
   """
 
@@ -173,6 +183,7 @@ class Model:
   encode: Encode
   finish: Callable[..., Float[Array, "B T D"]]
   readout: Callable[..., Float[Array, "B T V"]]
+  draw_loops: Callable[..., Int[Array, " B"]]
   diagnose: Callable[[Params], dict[str, Float[Array, ""]]]
   num_loops: int
   vocab_size: int

@@ -11,9 +11,11 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
+import numpy as np
 
 from looped_lm import plugins
 from looped_lm.errors import UserError
+from looped_lm.nn import depth as depths
 from looped_lm.nn import dropout
 from looped_lm.nn.context import Context
 from looped_lm.nn.embed import Embed
@@ -30,6 +32,7 @@ _MODEL_FIELDS = (
   "core_layers",
   "coda_layers",
   "num_loops",
+  "depth",
   "remat",
   "compute_dtype",
   "block",
@@ -86,7 +89,7 @@ class LoopedLM(nn.Module):
     prelude_layers: Layers before the loop.
     core_layers: Layers of the shared core.
     coda_layers: Layers after the loop.
-    num_loops: R, where a call does not say otherwise.
+    depth: How many loops rows take in training.
     remat: What the backward pass recomputes, a key of `nn.loops.REMAT`.
   """
 
@@ -98,7 +101,7 @@ class LoopedLM(nn.Module):
   prelude_layers: int
   core_layers: int
   coda_layers: int
-  num_loops: int
+  depth: depths.Depth
   remat: str
 
   def setup(self):
@@ -115,10 +118,11 @@ class LoopedLM(nn.Module):
     self,
     inputs: Inputs,
     key: Key[Array, ""] | None,
-    num_loops: int,
+    num_loops: int | Int[Array, " B"],
+    max_loops: int,
     keep_states: bool,
   ) -> Output:
-    """From tokens to what the read-out takes."""
+    """From tokens to what the read-out takes; `num_loops` per row is at most `max_loops`."""
     context = self._context(inputs, key)
     e_BTD = self.embedder(inputs.tokens_BT, context.keys_B)
     e_BTD = self.prelude(e_BTD, context, self.prelude.invariants(context))
@@ -129,6 +133,9 @@ class LoopedLM(nn.Module):
       context,
       self.core.invariants(context),
       num_loops=num_loops,
+      grad_loops=self.depth.trained_loops,
+      max_loops=max_loops,
+      may_skip=self.depth.may_skip,
       remat=self.remat,
       keep_states=keep_states,
     )
@@ -150,7 +157,7 @@ class LoopedLM(nn.Module):
 
   def __call__(self, inputs: Inputs) -> Float[Array, "B T V"]:
     """Touches every part once; parameters are made here."""
-    output = self.encode(inputs, None, self.num_loops, False)
+    output = self.encode(inputs, None, 1, 1, False)
     return self.readout(output.hidden_BTD, inputs.row_B, None)
 
   def _finish(self, h_BTD: Float[Array, "B T D"], context: Context) -> Float[Array, "B T D"]:
@@ -208,14 +215,16 @@ def build(settings: Settings, *, vocab_size: int) -> Model:
     prelude_layers=settings["prelude_layers"],
     core_layers=settings["core_layers"],
     coda_layers=settings["coda_layers"],
-    num_loops=settings["num_loops"],
+    depth=depths.make(settings.get("depth", {"name": "fixed"}), num_loops=settings["num_loops"]),
     remat=settings["remat"],
   )
   diagnostics = getattr(injection_file, "diagnostics", lambda _: {})
-  return _as_functions(module, vocab_size, diagnostics)
+  return _as_functions(module, settings["num_loops"], vocab_size, diagnostics)
 
 
-def _as_functions(module: LoopedLM, vocab_size: int, diagnostics: Callable[..., Any]) -> Model:
+def _as_functions(
+  module: LoopedLM, default_loops: int, vocab_size: int, diagnostics: Callable[..., Any]
+) -> Model:
   """The module's methods as pure functions of its parameters."""
 
   def apply(method: str, params: Params, *arguments: Any) -> Any:
@@ -228,9 +237,25 @@ def _as_functions(module: LoopedLM, vocab_size: int, diagnostics: Callable[..., 
     )
     return module.init(key, inputs)["params"]
 
-  def encode(params, inputs, *, key=None, num_loops=None, keep_states=False) -> Output:
-    loops = module.num_loops if num_loops is None else num_loops
-    return apply("encode", params, inputs, key, loops, keep_states)
+  def draw_loops(row_B, *, key, progress=1.0):
+    loops = module.depth.draw(row_B, key=key, progress=progress)
+    return jnp.broadcast_to(jnp.asarray(loops, jnp.int32), row_B.shape)
+
+  def encode(
+    params, inputs, *, key=None, num_loops=None, keep_states=False, progress=1.0
+  ) -> Output:
+    depth = module.depth
+    if num_loops is not None:
+      loops = _checked_loops(num_loops, inputs.row_B, max_loops=depth.max_loops)
+    elif key is None:
+      loops = default_loops
+    else:
+      loops = depth.draw(inputs.row_B, key=key, progress=progress)
+    max_loops = loops if isinstance(loops, int) else depth.max_loops
+    if isinstance(loops, int) and key is not None and 0 < depth.grad_loops < loops:
+      # In training the last loops alone carry gradient, however their number came about.
+      loops = jnp.full(inputs.row_B.shape, loops, jnp.int32)
+    return apply("encode", params, inputs, key, loops, max_loops, keep_states)
 
   def finish(params, h_BTD, inputs):
     return apply("finish", params, h_BTD, inputs)
@@ -243,8 +268,9 @@ def _as_functions(module: LoopedLM, vocab_size: int, diagnostics: Callable[..., 
     encode=encode,
     finish=finish,
     readout=readout,
+    draw_loops=draw_loops,
     diagnose=lambda params: diagnostics(params.get("injection", {})),
-    num_loops=module.num_loops,
+    num_loops=default_loops,
     vocab_size=vocab_size,
   )
 
@@ -269,6 +295,23 @@ def _check(settings: Settings) -> None:
   for group in ("block", "injection", "attention", "head"):
     if "name" not in settings[group]:
       raise UserError(f"model.{group} needs a name.")
+
+
+def _checked_loops(
+  num_loops: int | Int[Array, " B"], row_B: Int[Array, " B"], *, max_loops: int
+) -> int | Int[Array, " B"]:
+  """A plain number, or one per row; checks what is known before the program runs."""
+  known = not isinstance(num_loops, jax.core.Tracer)
+  if known and np.ndim(num_loops) == 0:
+    if num_loops < 1:
+      raise UserError(f"num_loops={num_loops} must be at least 1.")
+    return int(num_loops)
+  if known and (np.min(num_loops) < 1 or np.max(num_loops) > max_loops):
+    raise UserError(
+      f"num_loops={np.asarray(num_loops).tolist()}: the loops of each row must lie in "
+      f"[1, {max_loops}]; the most is model.depth.max_loops, of a fixed depth model.num_loops."
+    )
+  return jnp.broadcast_to(num_loops, row_B.shape)
 
 
 def _without_name(settings: Settings) -> dict[str, Any]:

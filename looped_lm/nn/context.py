@@ -4,7 +4,6 @@ import dataclasses
 from typing import Any
 
 from flax import struct
-import jax
 from jaxtyping import Array, Bool, Int, Key
 
 from looped_lm.nn import dropout
@@ -20,6 +19,8 @@ class Context:
     shared: What the block's `Shared` module made, or None.
     key: The step's key for draws that all rows share; None without randomness.
     keys_B: One key per row; None without randomness.
+    loop: Inside the loop, how many loops lie behind: a number, or one per row where rows begin at
+      different times. None outside it.
   """
 
   see_BTS: Bool[Array, "B T S"]
@@ -27,9 +28,9 @@ class Context:
   shared: Any
   key: Key[Array, ""] | None
   keys_B: Key[Array, " B"] | None
+  loop: Int[Array, ""] | Int[Array, " B"] | None = None
 
-  def in_loop(self, loop: jax.Array) -> "Context":
-    """The context of one loop (0-based): the same, with fresh row keys."""
-    if self.keys_B is None:
-      return self
-    return dataclasses.replace(self, keys_B=dropout.loop_keys(self.keys_B, loop + 1))
+  def in_loop(self, loop: Int[Array, ""] | Int[Array, " B"]) -> "Context":
+    """The context of one loop (0-based): the same, with its number and fresh row keys."""
+    keys_B = None if self.keys_B is None else dropout.loop_keys(self.keys_B, loop + 1)
+    return dataclasses.replace(self, keys_B=keys_B, loop=loop)

@@ -1,7 +1,12 @@
-"""The recurrence: one shared core, applied R times as an `nn.scan`.
+"""The recurrence: one shared core, applied R times.
 
-The parameters are broadcast into the scan, so the program's size does not depend on R, and the loop
+The parameters are broadcast into the loop, so the program's size does not depend on R, and the loop
 body may be rematerialised: backward memory is then one state per loop.
+
+Where all rows take the same number of loops and all carry gradient, it is an `nn.scan`. Else it has
+two phases: a prefix without gradient, whose length is known only when it runs, and a scan of the
+last loops, which carry gradient. Rows end together and begin apart: a row of T loops waits in its
+initial state until T are left. docs/decisions/0001-two-phase-loop.md says why.
 """
 
 from typing import Any
@@ -9,11 +14,13 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from looped_lm.nn.context import Context
 
 State = Float[Array, "B T D"]
+# What every loop is given besides the state: anchor, context and the core's invariants.
+Given = tuple[Any, Context, Any]
 # What the backward pass recomputes inside a loop; "dots" keeps the outputs of weight products.
 REMAT = {
   "none": None,
@@ -29,7 +36,10 @@ def recur(
   context: Context,
   invariants: Any,
   *,
-  num_loops: int,
+  num_loops: int | Int[Array, " B"],
+  grad_loops: int,
+  max_loops: int,
+  may_skip: bool,
   remat: str,
   keep_states: bool,
 ) -> tuple[State, Float[Array, "R B T D"] | None]:
@@ -41,25 +51,130 @@ def recur(
     anchor: What the injection prepared from the prelude's output.
     context: What all layers share.
     invariants: The core's loop-invariant parts.
-    num_loops: R, at least 1.
+    num_loops: R, at least 1; or the loops of each row, each at least 1.
+    grad_loops: With the loops of each row: K, the last loops of a row that carry gradient.
+    max_loops: With the loops of each row: how many states are kept; no row may take more.
+    may_skip: With the loops of each row: whether loops in which no row has begun are skipped. Saves
+      their time where all rows take few; costs a copy of the core's parameters per loop in the
+      backward pass where `remat` is "none".
     remat: A key of `REMAT`.
     keep_states: Whether to return the state after every loop.
 
   Returns:
-    The last state, and all of them or None.
+    The last state, and all of them or None. Where rows differ, a row's states are counted from its
+    own first loop, and after its last loop its last state repeats up to max_loops.
   """
-
-  def loop_body(model: Any, h_BTD: State, loop: jax.Array) -> tuple[State, State | None]:
-    x_BTD = model.injection.enter(h_BTD, anchor)
-    out_BTD = model.core(x_BTD, context.in_loop(loop), invariants)
-    h_BTD = model.injection.update(h_BTD, anchor, out_BTD)
-    return h_BTD, h_BTD if keep_states else None
-
+  given = (anchor, context, invariants)
   if model.is_initializing():
     # Parameters are made by one plain pass; a scan over them would only add a loop axis to undo.
-    h_BTD, state_BTD = loop_body(model, h_BTD, jnp.int32(0))
-    return h_BTD, None if state_BTD is None else state_BTD[None]
+    h_BTD = _loop(model, h_BTD, jnp.int32(0), given)
+    return h_BTD, h_BTD[None] if keep_states else None
+  if isinstance(num_loops, int):
+
+    def loop_body(model: Any, h_BTD: State, loop: jax.Array) -> tuple[State, State | None]:
+      h_BTD = _loop(model, h_BTD, loop, given)
+      return h_BTD, h_BTD if keep_states else None
+
+    return _scan(loop_body, num_loops, remat)(model, h_BTD)
+  return _two_phases(
+    model,
+    h_BTD,
+    given,
+    loops_B=num_loops,
+    grad_loops=grad_loops,
+    max_loops=max_loops,
+    may_skip=may_skip,
+    remat=remat,
+    keep_states=keep_states,
+  )
+
+
+def _two_phases(
+  model: nn.Module,
+  start_BTD: State,
+  given: Given,
+  *,
+  loops_B: Int[Array, " B"],
+  grad_loops: int,
+  max_loops: int,
+  may_skip: bool,
+  remat: str,
+  keep_states: bool,
+) -> tuple[State, Float[Array, "R B T D"] | None]:
+  """Loops without gradient until `grad_loops` are left, then those with gradient.
+
+  Loop t of the batch is loop t - (T_max - T_i) of row i, T_max being the most loops of any row.
+  Where that is negative the row has not begun and keeps its initial state. T_max decides how long
+  rows wait and nothing else, so devices and micro-batches may each have their own.
+  """
+  rows_B = jnp.arange(loops_B.shape[0])
+  longest = loops_B.max()
+  behind_B = longest - loops_B
+
+  def masked(model: Any, h_BTD: State, t: jax.Array, given: Given) -> State:
+    own_B = t - behind_B
+    new_BTD = _loop(model, h_BTD, jnp.maximum(own_B, 0), given)
+    return jnp.where((own_B >= 0)[:, None, None], new_BTD, h_BTD)
+
+  def place(t: jax.Array) -> Int[Array, "... B"]:
+    """Where the states after loop t are kept; out of range, so nowhere, before a row begins."""
+    own = t[..., None] - behind_B
+    return jnp.where(own >= 0, own, max_loops)
+
+  # Nothing of the prefix may carry gradient: a loop of unknown length cannot be run backwards.
+  frozen = jax.tree.map(jax.lax.stop_gradient, given)
+
+  def prefix(model: Any, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def unfinished(model: Any, carry: tuple[jax.Array, ...]) -> jax.Array:
+      del model
+      return carry[0] < longest - grad_loops
+
+    def body(model: Any, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+      t, h_BTD, *kept = carry
+      h_BTD = masked(model, h_BTD, t, frozen)
+      kept = [states.at[place(t), rows_B].set(h_BTD, mode="drop") for states in kept]
+      return (t + 1, h_BTD, *kept)
+
+    return nn.while_loop(unfinished, body, model, carry)
+
+  def stop(params: Any) -> Any:
+    return jax.tree.map(jax.lax.stop_gradient, params)
+
+  kept = [jnp.zeros((max_loops, *start_BTD.shape), start_BTD.dtype)] if keep_states else []
+  carry = (jnp.int32(0), jax.lax.stop_gradient(start_BTD), *kept)
+  _, h_BTD, *kept = nn.map_variables(prefix, "params", trans_in_fn=stop)(model, carry)
+  # A row with no more than `grad_loops` loops has not begun: its initial state carries gradient.
+  begun_B11 = (loops_B > grad_loops)[:, None, None]
+  h_BTD = jnp.where(begun_B11, jax.lax.stop_gradient(h_BTD), start_BTD)
+
+  def loop_body(model: Any, h_BTD: State, loop: jax.Array) -> tuple[State, State | None]:
+    t = longest - grad_loops + loop
+    if may_skip:
+      h_BTD = nn.cond(t >= 0, lambda m, h: masked(m, h, t, given), lambda m, h: h, model, h_BTD)
+    else:
+      h_BTD = masked(model, h_BTD, t, given)
+    return h_BTD, h_BTD if keep_states else None
+
+  h_BTD, states_KBTD = _scan(loop_body, grad_loops, remat)(model, h_BTD)
+  if not keep_states:
+    return h_BTD, None
+  where_KB = place(longest - grad_loops + jnp.arange(grad_loops))
+  states_RBTD = jax.lax.stop_gradient(kept[0]).at[where_KB, rows_B].set(states_KBTD, mode="drop")
+  own_RB = jnp.minimum(jnp.arange(max_loops)[:, None], loops_B - 1)
+  return h_BTD, states_RBTD[own_RB, rows_B]
+
+
+def _loop(model: Any, h_BTD: State, loop: jax.Array, given: Given) -> State:
+  """One loop; `loop` is its number from 0, or each row's own."""
+  anchor, context, invariants = given
+  x_BTD = model.injection.enter(h_BTD, anchor)
+  out_BTD = model.core(x_BTD, context.in_loop(loop), invariants)
+  return model.injection.update(h_BTD, anchor, out_BTD)
+
+
+def _scan(loop_body: Any, length: int, remat: str) -> Any:
+  """(model, state) -> (state, outputs), the body rematerialised as asked."""
   if remat != "none":
     loop_body = nn.remat(loop_body, policy=REMAT[remat], prevent_cse=False)
   scan = nn.scan(loop_body, variable_broadcast="params", split_rngs={"params": False})
-  return scan(model, h_BTD, jnp.arange(num_loops, dtype=jnp.int32))
+  return lambda model, h_BTD: scan(model, h_BTD, jnp.arange(length, dtype=jnp.int32))

@@ -37,6 +37,7 @@ def token_loss(
   key: Key[Array, ""] | None,
   z_loss_weight: float,
   modes: tuple[str, ...],
+  progress: Float[Array, ""] | float = 1.0,
 ) -> Loss:
   """Σ w (cross-entropy + z_loss_weight · log²Z) over the task's positions.
 
@@ -44,11 +45,12 @@ def token_loss(
     model: The model.
     params: Its parameters.
     task: Inputs, targets and weights w.
-    key: The step's key, or None for no dropout.
+    key: The step's key, or None for no dropout and the model's own number of loops.
     z_loss_weight: Weight of the squared log-partition; 1e-4 in GPT-BERT.
     modes: Names of the values of `task.mode_B`; each gets its own loss and accuracy.
+    progress: Steps taken over the steps of the run, for what changes along it; 1 is its end.
   """
-  output = model.encode(params, task.inputs, key=key)
+  output = model.encode(params, task.inputs, key=key, progress=progress)
   logits_BTV = model.readout(params, output.hidden_BTD, task.inputs.row_B, key=key)
   nats_BT, z_BT, correct_BT = token_figures(logits_BTV, task.targets_BT)
   weight_BT = task.weight_BT.astype(nats_BT.dtype)

@@ -45,8 +45,22 @@ class Objective:
     del total
     return task
 
-  def loss(self, model: Model, params: Params, task: Task, *, key: jax.Array | None) -> Loss:
-    """The loss of a part of the step's batch."""
+  def loss(
+    self,
+    model: Model,
+    params: Params,
+    task: Task,
+    *,
+    key: jax.Array | None,
+    progress: jax.Array | float = 1.0,
+  ) -> Loss:
+    """The loss of a part of the step's batch, at a point of the run (progress in [0, 1])."""
     return token_loss(
-      model, params, task, key=key, z_loss_weight=self.z_loss_weight, modes=self.modes
+      model,
+      params,
+      task,
+      key=key,
+      z_loss_weight=self.z_loss_weight,
+      modes=self.modes,
+      progress=progress,
     )

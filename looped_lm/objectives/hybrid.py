@@ -102,10 +102,24 @@ class Objective:
     )
     return dataclasses.replace(task, weight_BT=task.weight_BT * scale_B1)
 
-  def loss(self, model: Model, params: Params, task: Task, *, key: jax.Array | None) -> Loss:
-    """The loss of a part of the step's batch."""
+  def loss(
+    self,
+    model: Model,
+    params: Params,
+    task: Task,
+    *,
+    key: jax.Array | None,
+    progress: jax.Array | float = 1.0,
+  ) -> Loss:
+    """The loss of a part of the step's batch, at a point of the run (progress in [0, 1])."""
     return token_loss(
-      model, params, task, key=key, z_loss_weight=self.z_loss_weight, modes=self.modes
+      model,
+      params,
+      task,
+      key=key,
+      z_loss_weight=self.z_loss_weight,
+      modes=self.modes,
+      progress=progress,
     )
 
   def _ratio(self) -> fractions.Fraction:

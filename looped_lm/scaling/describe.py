@@ -57,9 +57,9 @@ def _cost(config: Mapping[str, Any], params: Params) -> list[str]:
   seq_len = config["data"]["seq_len"]
   macs = flops.forward_macs(model, params, seq_len=seq_len)
   forward = flops.forward_flops_per_token(model, params, seq_len=seq_len)
-  training = flops.training_flops_per_token(model, params, seq_len=seq_len)
   devices = jax.device_count()
   rows = max(1, train["batch_size"] // (devices * train["micro_batches"]))
+  training = flops.training_flops_per_token(model, params, seq_len=seq_len, rows=rows)
   size = memory.activation_bytes(model, params, rows=rows, seq_len=seq_len)
   layers = model["prelude_layers"] + macs.num_loops * model["core_layers"] + model["coda_layers"]
   pieces = f"{layers} layer applications: {model['prelude_layers']} + "
@@ -70,9 +70,27 @@ def _cost(config: Mapping[str, Any], params: Params) -> list[str]:
     ("  of which one loop", _quantity(2 * macs.loop), ""),
     ("  of which the head", _quantity(2 * macs.head), ""),
     ("training FLOPs per token", _quantity(training), f"with remat={model['remat']!r}"),
+    *_trained_loops(model, params, seq_len=seq_len, rows=rows),
     ("activation memory", _bytes(size), f"an estimate: {on}"),
   ]
   return _table(table, align="lrl")
+
+
+def _trained_loops(
+  model: Mapping[str, Any], params: Params, *, seq_len: int, rows: int
+) -> list[tuple[str, str, str]]:
+  """Lines on what training runs of the loop, where that is not simply R loops with gradient."""
+  loops = flops.executed_loops(model, rows=rows)
+  name = model.get("depth", {"name": "fixed"})["name"]
+  if name == "fixed" and loops.prefix == 0:
+    return []
+  alone = flops.training_flops_per_token(model, params, seq_len=seq_len)
+  executed = f"{loops.prefix:.2f} without gradient + {loops.grad:.2f} with"
+  return [
+    ("  if no row waited", _quantity(alone), "each row's own loops alone"),
+    ("mean trained loops", f"{loops.mean:.2f}", f"depth {name!r}, over the whole run"),
+    ("mean executed loops", f"{loops.prefix + loops.grad:.2f}", executed),
+  ]
 
 
 def _text(config: Mapping[str, Any], prepared: Any) -> list[str]:

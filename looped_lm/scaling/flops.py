@@ -3,6 +3,9 @@
 A FLOP count is twice the multiply-adds of the matrix products: projections, attention scores and
 values, relative positions, read-out. Norms, activations, softmax and table look-ups are left out,
 and so is what is done once per step instead of once per token (the position vectors' projections).
+
+Training at a sampled depth costs less and more than its mean depth suggests: loops before the last
+K have no backward pass, but all rows of a batch run as long as the longest one. Both are counted.
 """
 
 from collections.abc import Mapping
@@ -13,6 +16,7 @@ from typing import Any
 import jax
 
 from looped_lm import plugins
+from looped_lm.nn import depth as depths
 from looped_lm.types import Model, Params
 
 # The backward pass takes two products for each of the forward pass.
@@ -45,6 +49,7 @@ class Macs:
     loop: One pass through the core.
     loop_attention: What of `loop` is no product with a weight matrix: scores, values, positions.
     injection: Products with the injection's matrices, all loops together.
+    injection_loop: What of `injection` one loop takes; the rest is done once.
     coda: All coda layers.
     head: The read-out at one position, all vocabulary entries.
     num_loops: R.
@@ -54,6 +59,7 @@ class Macs:
   loop: float
   loop_attention: float
   injection: float
+  injection_loop: float
   coda: float
   head: float
   num_loops: int
@@ -97,20 +103,14 @@ def forward_macs(model: Mapping[str, Any], params: Params, *, seq_len: int) -> M
   layer = block.forward_macs_per_token(
     _settings(model["block"]), embed_dim=model["embed_dim"], seq_len=seq_len
   )
-  injection = plugins.load("injection", model["injection"]["name"])
-  if hasattr(injection, "forward_macs_per_token"):
-    injected = injection.forward_macs_per_token(
-      _settings(model["injection"]), embed_dim=model["embed_dim"], num_loops=model["num_loops"]
-    )
-  else:
-    injected = _matrices(params.get("injection", {}))
   loop = model["core_layers"] * layer
   vocab_size, embed_dim = params["embed"]["embedding"].shape
   return Macs(
     prelude=model["prelude_layers"] * layer,
     loop=loop,
     loop_attention=loop - _matrices(params["core"]),
-    injection=injected,
+    injection=_injected(model, params, num_loops=model["num_loops"]),
+    injection_loop=_injected(model, params, num_loops=2) - _injected(model, params, num_loops=1),
     coda=model["coda_layers"] * layer,
     head=_matrices(params["head"]) + vocab_size * embed_dim,
     num_loops=model["num_loops"],
@@ -122,15 +122,45 @@ def forward_flops_per_token(model: Mapping[str, Any], params: Params, *, seq_len
   return 2 * forward_macs(model, params, seq_len=seq_len).forward
 
 
-def training_flops_per_token(model: Mapping[str, Any], params: Params, *, seq_len: int) -> float:
+def executed_loops(model: Mapping[str, Any], *, rows: int) -> depths.Executed:
+  """Mean loops of a training step, where so many rows go through a device at once."""
+  settings = model.get("depth", {"name": "fixed"})
+  return depths.make(settings, num_loops=model["num_loops"]).executed(rows)
+
+
+def training_flops_per_token(
+  model: Mapping[str, Any], params: Params, *, seq_len: int, rows: int = 1
+) -> float:
   """FLOPs of forward, backward and what the backward pass recomputes, per token position.
 
   Full rematerialisation repeats the loops' forward pass; "dots" keeps the products with weight
-  matrices and repeats attention alone. The optimiser is not counted: its cost is per step.
+  matrices and repeats attention alone. The optimiser is not counted: its cost is per step. Where
+  depth is drawn this is a mean over draws and over the run.
+
+  Args:
+    model: The `model` group of a config.
+    params: Parameters or their shapes.
+    seq_len: T.
+    rows: Rows that go through a device at once and wait for the longest of them; 1 counts the loops
+      each row needs.
   """
   macs = forward_macs(model, params, seq_len=seq_len)
   again = {"none": 0.0, "dots": macs.loop_attention, "full": macs.loop}[model["remat"]]
-  return 2 * ((1 + _BACKWARD) * macs.forward + macs.num_loops * again)
+  loops = executed_loops(model, rows=rows)
+  loop = macs.loop + macs.injection_loop
+  once = macs.forward - macs.num_loops * loop
+  looped = loops.prefix * loop + loops.grad * ((1 + _BACKWARD) * loop + again)
+  return 2 * ((1 + _BACKWARD) * once + looped)
+
+
+def _injected(model: Mapping[str, Any], params: Params, *, num_loops: int) -> float:
+  """Multiply-adds of the injection in so many loops."""
+  injection = plugins.load("injection", model["injection"]["name"])
+  if hasattr(injection, "forward_macs_per_token"):
+    return injection.forward_macs_per_token(
+      _settings(model["injection"]), embed_dim=model["embed_dim"], num_loops=num_loops
+    )
+  return _matrices(params.get("injection", {}))
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:

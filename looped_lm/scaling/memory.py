@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from looped_lm.nn import depth
 from looped_lm.types import Params
 
 # Values kept per output of a weight product: the product, and what norms, gates, dropout, residual
@@ -40,7 +41,10 @@ def activation_bytes(model: Mapping[str, Any], params: Params, *, rows: int, seq
   # Per token: what one layer application keeps without rematerialisation, and of it the products.
   products = outputs * product_bytes
   kept = products + ((_PER_PRODUCT - 1) * outputs + _KEPT_SCORES * scores) * _FLOAT32_BYTES
-  core, loops = model["core_layers"], model["num_loops"]
+  core = model["core_layers"]
+  # Loops without gradient keep nothing.
+  settings = model.get("depth", {"name": "fixed"})
+  loops = depth.make(settings, num_loops=model["num_loops"]).trained_loops
   state = loops * model["embed_dim"] * _FLOAT32_BYTES
   if model["remat"] == "none":
     looped = loops * core * kept

@@ -58,9 +58,11 @@ def make_train_step(
     ema_decay: Of the parameters' moving average; unused where the state has none.
   """
 
-  def gradients(params: Params, task: Task, key: jax.Array) -> tuple[Params, Loss]:
+  def gradients(
+    params: Params, task: Task, key: jax.Array, progress: jax.Array
+  ) -> tuple[Params, Loss]:
     def loss_sum(params: Params) -> tuple[jax.Array, Loss]:
-      loss = objective.loss(model, params, task, key=key)
+      loss = objective.loss(model, params, task, key=key, progress=progress)
       return loss.sum_nats, loss
 
     return jax.grad(loss_sum, has_aux=True)(params)
@@ -69,16 +71,18 @@ def make_train_step(
     state: State, batch: Batch, *, axis_name: str | None = None
   ) -> tuple[State, Metrics]:
     total = functools.partial(jax.lax.psum, axis_name=axis_name) if axis_name else lambda x: x
+    largest = functools.partial(jax.lax.pmax, axis_name=axis_name) if axis_name else lambda x: x
+    progress = state.step / total_steps
     key_task, key_noise = jax.random.split(jax.random.fold_in(state.key, state.step))
 
     # The corruption of the whole step comes first: its totals set the tokens' weights.
-    task = objective.draw(batch, key=key_task, progress=state.step / total_steps)
+    task = objective.draw(batch, key=key_task, progress=progress)
     task = objective.weigh(task, total=total)
     if micro_batches == 1:
-      grads, loss = gradients(state.params, task, key_noise)
+      grads, loss = gradients(state.params, task, key_noise, progress)
     else:
       grads, loss = _accumulate(
-        lambda part: gradients(state.params, part, key_noise), task, micro_batches
+        lambda part: gradients(state.params, part, key_noise, progress), task, micro_batches
       )
     grads, loss = total((grads, loss))
     grads = jax.tree.map(lambda g: g / loss.weight, grads)
@@ -89,11 +93,14 @@ def make_train_step(
     if ema is not None:
       ema = optax.incremental_update(params, ema, 1.0 - ema_decay)
     one = jnp.ones(())
+    loops_B = model.draw_loops(batch.row_B, key=key_noise, progress=progress)
     metrics = {
       **loss.metrics,
       "loss_nats": (loss.sum_nats / loss.weight, one),
       "grad_norm": (optax.tree.norm(grads), one),
       "param_norm": (optax.tree.norm(params), one),
+      "loops/mean": total((loops_B.sum().astype(jnp.float32), jnp.float32(loops_B.size))),
+      "loops/max": (largest(loops_B.max()).astype(jnp.float32), one),
       "learning_rate": (jnp.asarray(schedule(state.step), jnp.float32), one),
     }
     state = State(step=state.step + 1, params=params, ema=ema, opt_state=opt_state, key=state.key)

@@ -192,6 +192,8 @@ def test_bfloat16_keeps_the_stream_and_the_logits_wide(settings, params, inputs)
       r"num_heads=3 must divide model.embed_dim=16.*\[1, 2, 4, 8, 16\]",
     ),
     ({"num_loops": 0}, "num_loops=0 must be at least 1"),
+    ({"depth": {"name": "poison"}}, "Did you mean 'poisson'"),
+    ({"depth": {"grad_loops": 4}}, r"grad_loops=4 must lie in \[1, model.num_loops=3\]"),
     ({"remat": "some"}, "remat='some' is none of"),
     ({"injection": {"name": "diagnal"}}, "Did you mean 'diagonal'"),
     ({"injection": {"nmae": 1}}, "model.injection.nmae is not a setting"),
@@ -203,3 +205,64 @@ def test_bad_settings_get_one_clear_line(settings, changes, message):
   with pytest.raises(UserError, match=message) as error:
     variant(settings, **changes)
   assert "\n" not in str(error.value)
+
+
+SAMPLED = {"name": "poisson", "mean_loops": 3.0, "max_loops": 7, "grad_loops": 2}
+
+
+def test_a_drawn_depth_is_the_one_that_is_told_and_no_row_minds_its_company(
+  settings, params, inputs
+):
+  """With dropout: drawn, told, and each row alone in a plain scan of its own loops."""
+  model = variant(settings, depth=SAMPLED)
+  key = jax.random.key(4)
+  loops_B = model.draw_loops(inputs.row_B, key=key)
+  assert len(set(loops_B.tolist())) > 1
+  drawn = jax.jit(lambda p: model.encode(p, inputs, key=key).hidden_BTD)(params)
+  plain = variant(settings)
+  for row, num_loops in enumerate(loops_B.tolist()):
+    alone = jax.tree.map(lambda x, row=row: x[row : row + 1], inputs)
+    output = plain.encode(params, alone, key=key, num_loops=num_loops)
+    np.testing.assert_allclose(output.hidden_BTD[0], drawn[row], atol=2e-5)
+
+
+def test_evaluation_draws_nothing(settings, params, inputs):
+  model, plain = variant(settings, depth=SAMPLED), variant(settings)
+
+  def program(model, **arguments):
+    return str(jax.make_jaxpr(lambda p: model.encode(p, inputs, **arguments).hidden_BTD)(params))
+
+  assert program(model) == program(plain) == program(plain, num_loops=3)
+  assert program(model, num_loops=5) == program(plain, num_loops=5)
+  # In training a fixed depth with all its gradients is the same plain scan, too.
+  key = jax.random.key(0)
+  assert program(plain, key=key) == program(plain, key=key, num_loops=3)
+  assert "while" in program(model, key=key)
+  assert "while" not in program(plain, key=key)
+
+
+def test_a_fixed_depth_may_be_truncated_in_training_alone(settings, params, inputs):
+  model, plain = variant(settings, depth={"name": "fixed", "grad_loops": 1}), variant(settings)
+
+  def gradient(model, key):
+    return jax.grad(lambda p: jnp.square(model.encode(p, inputs, key=key).hidden_BTD).mean())
+
+  key = jax.random.key(0)
+  ours, full = (jax.jit(gradient(each, key))(params)["core"] for each in (model, plain))
+  pairs = zip(jax.tree.leaves(ours), jax.tree.leaves(full), strict=True)
+  assert max(float(jnp.abs(a - b).max()) for a, b in pairs) > 1e-4
+  programs = [str(jax.make_jaxpr(gradient(each, None))(params)) for each in (model, plain)]
+  assert programs[0] == programs[1]
+
+
+@pytest.mark.parametrize(
+  ("num_loops", "message"),
+  [
+    (0, "num_loops=0 must be at least 1"),
+    (np.array([1, 0, 2]), r"num_loops=\[1, 0, 2\].* must lie in \[1, 7\]"),
+    (np.array([1, 8, 2]), r"num_loops=\[1, 8, 2\].* must lie in \[1, 7\]"),
+  ],
+)
+def test_loops_that_cannot_be_get_one_clear_line(settings, params, inputs, num_loops, message):
+  with pytest.raises(UserError, match=message):
+    variant(settings, depth=SAMPLED).encode(params, inputs, num_loops=num_loops)

@@ -171,3 +171,28 @@ def test_bfloat16_takes_less_memory(model):
     for dtype in ("bfloat16", "float32")
   ]
   assert sizes[0] < sizes[1]
+
+
+def test_sampled_depth_is_described_and_fixed_depth_is_not(model):
+  sampled = {"name": "poisson", "mean_loops": 8.0, "max_loops": 60, "grad_loops": 4}
+  group = MODEL | {"depth": sampled}
+  rows = 16 * jax.device_count()
+  text = describe(model, config(total_steps=1, batch_size=rows) | {"model": group})
+  assert value(text, "mean trained loops") == "8.00"
+  assert value(text, "mean executed loops").startswith("13.")
+  assert "without gradient + 4.00 with" in text
+  assert "trained loops" not in describe(model, config(total_steps=1))
+  whole = {"name": "uniform", "max_loops": 6, "per": "batch"}
+  text = describe(model, config(total_steps=1) | {"model": MODEL | {"depth": whole}})
+  assert value(text, "mean trained loops") == value(text, "mean executed loops") == "3.50"
+
+
+def test_only_loops_with_gradient_keep_memory(model):
+  params = flops.abstract_params(model)
+
+  def size(**depth):
+    group = MODEL | {"depth": {"name": "fixed", **depth}}
+    return memory.activation_bytes(group, params, rows=8, seq_len=128)
+
+  three = memory.activation_bytes(MODEL | {"num_loops": 3}, params, rows=8, seq_len=128)
+  assert size(grad_loops=3) == three < size()

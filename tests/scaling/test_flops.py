@@ -124,3 +124,33 @@ def test_the_compiler_counts_the_same():
   # The compiler also counts elementwise work and the position vectors' projection.
   positions = 2 * 63 * 2 * 64**2 / (rows * seq_len)
   assert 0.98 < (per_token - positions) / ours < 1.25
+
+
+def test_sampled_depth_costs_its_prefix_forward_and_its_batch_s_longest_row(params):
+  """Parcae's setting, mean 8 and K 4: 12.2 to 14.4 loops run in batches of 8 to 32 rows."""
+  depth = {"name": "poisson", "mean_loops": 8.0, "max_loops": 60, "grad_loops": 4}
+
+  def cost(rows, **fields):
+    group = settings(num_loops=8, **fields)
+    return flops.training_flops_per_token(group, params, seq_len=SEQ_LEN, rows=rows) / 2
+
+  macs = flops.forward_macs(settings(num_loops=8), params, seq_len=SEQ_LEN)
+  for rows, executed in ((8, 12.2), (16, 13.3), (32, 14.4)):
+    wanted = 3 * macs.head + (executed - 4) * macs.loop + 4 * 3 * macs.loop
+    assert cost(rows, depth=depth) == pytest.approx(wanted, rel=0.01)
+  assert cost(16, depth=depth, remat="full") - cost(16, depth=depth) == pytest.approx(4 * macs.loop)
+  # Alone, a row runs 8.0003 loops, of which 4 less what the shortest rows lack carry gradient.
+  alone = flops.executed_loops(settings(depth=depth), rows=1)
+  assert alone.prefix + alone.grad == pytest.approx(alone.mean)
+  assert cost(1, depth=depth) == pytest.approx(
+    3 * macs.head + (alone.prefix + 3 * alone.grad) * macs.loop
+  )
+
+
+def test_a_fixed_depth_may_be_truncated_and_every_row_runs_alike(params):
+  whole = flops.training_flops_per_token(settings(), params, seq_len=SEQ_LEN)
+  group = settings(depth={"name": "fixed", "grad_loops": 0})
+  assert flops.training_flops_per_token(group, params, seq_len=SEQ_LEN, rows=64) == whole
+  short = settings(depth={"name": "fixed", "grad_loops": 3})
+  saved = whole - flops.training_flops_per_token(short, params, seq_len=SEQ_LEN, rows=64)
+  assert saved == pytest.approx(2 * 9 * 2 * flops.forward_macs(short, params, seq_len=SEQ_LEN).loop)

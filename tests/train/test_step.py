@@ -98,3 +98,42 @@ def test_steps_do_not_repeat_their_draws(experiment):
   keys = [jax.random.fold_in(state.key, number) for number in (0, 1)]
   tokens = [np.asarray(draw(key).inputs.tokens_BT) for key in keys]
   assert (tokens[0] != tokens[1]).any()
+
+
+def test_sampled_depth_is_the_same_on_four_devices_and_in_parts(tiny_config):
+  """Rows of different depth, dropout on; every device and micro-batch has its own longest row."""
+  config = tiny_config()
+  config["train"] |= {"total_steps": 3, "micro_batches": 1}
+  config["model"] |= {"embed_dim": 16, "remat": "none"}
+  config["model"]["block"] |= {"mlp_dim": 16}
+  config["model"]["depth"] |= {"name": "poisson", "mean_loops": 4.0, "max_loops": 9}
+  config["model"]["depth"] |= {"grad_loops": 2, "curriculum": "linear"}
+  experiment = jobs.build(config)
+
+  def losses(micro_batches, compile_step, split):
+    train_step = step.make_train_step(
+      model=experiment.model,
+      objective=experiment.objective,
+      tx=experiment.tx,
+      schedule=experiment.schedule,
+      total_steps=experiment.total_steps,
+      micro_batches=micro_batches,
+      ema_decay=0.0,
+    )
+    compiled, state, rows = compile_step(train_step), experiment.initial_state(), []
+    for number in range(3):
+      state, figures = compiled(state, split(experiment.pipeline.batch_at(number)))
+      rows.append({name: float(total / weight) for name, (total, weight) in figures.items()})
+    if compile_step is jax.jit:
+      assert compiled._cache_size() == 1
+    return rows
+
+  strategy = experiment.strategy
+  single = losses(1, jax.jit, lambda batch: batch)
+  spread = losses(2, strategy.compile_step, strategy.split)
+  for ours, theirs in zip(single, spread, strict=True):
+    assert ours["loss_nats"] == pytest.approx(theirs["loss_nats"], abs=1e-5)
+    assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
+    for name in ("loops/mean", "loops/max"):
+      assert ours[name] == theirs[name]
+  assert 1.0 <= single[0]["loops/mean"] < single[2]["loops/mean"] < single[2]["loops/max"] <= 9

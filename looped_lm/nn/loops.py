@@ -13,7 +13,8 @@ from jaxtyping import Array, Float
 
 from looped_lm.nn.context import Context
 
-State = Float[Array, "B T D"]
+# [B, T, D], or whatever else the injection keeps, rows first.
+State = Any
 # What the backward pass recomputes inside a loop; "dots" keeps the outputs of weight products.
 REMAT = {
   "none": None,
@@ -33,10 +34,10 @@ def recur(
   remat: str,
   keep_states: bool,
 ) -> tuple[State, Float[Array, "R B T D"] | None]:
-  """Applies `model.core` `num_loops` times, injecting `anchor` each time.
+  """Applies `model.one_loop` `num_loops` times, injecting `anchor` each time.
 
   Args:
-    model: Holds the shared `core` and its `injection`.
+    model: Holds the shared core and its injection.
     h_BTD: The state before the first loop.
     anchor: What the injection prepared from the prelude's output.
     context: What all layers share.
@@ -50,9 +51,7 @@ def recur(
   """
 
   def loop_body(model: Any, h_BTD: State, loop: jax.Array) -> tuple[State, State | None]:
-    x_BTD = model.injection.enter(h_BTD, anchor)
-    out_BTD = model.core(x_BTD, context.in_loop(loop), invariants)
-    h_BTD = model.injection.update(h_BTD, anchor, out_BTD)
+    h_BTD = model.one_loop(h_BTD, anchor, context.in_loop(loop), invariants)
     return h_BTD, h_BTD if keep_states else None
 
   if model.is_initializing():

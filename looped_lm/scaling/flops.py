@@ -15,6 +15,10 @@ import jax
 from looped_lm import plugins
 from looped_lm.types import Model, Params
 
+# Parts of a path that hold a table looked up by token, besides `embed`.
+_TABLES = {"value_embedding"}
+# Arrays of two dimensions that no token's vector is multiplied with: per-loop tables.
+_NO_PRODUCTS = ("embedding", "scale", "bias", "step_size")
 # The backward pass takes two products for each of the forward pass.
 _BACKWARD = 2
 
@@ -26,8 +30,8 @@ class Parameters:
   Attributes:
     by_part: Per top-level part of the parameter tree, e.g. embed, core, head.
     total: All of them; a tied table counts once.
-    non_embedding: Without the token embeddings.
-    looped: Those of the core and the injection, used in every loop.
+    non_embedding: Without the token embeddings and the tables of value embeddings.
+    looped: Those of the core and the injection, used in every loop; without such tables.
   """
 
   by_part: Mapping[str, int]
@@ -41,11 +45,11 @@ class Macs:
   """Multiply-adds per token position, forward.
 
   Attributes:
-    prelude: All prelude layers.
+    prelude: All prelude layers, and the projection of a factorised embedding.
     loop: One pass through the core.
     loop_attention: What of `loop` is no product with a weight matrix: scores, values, positions.
     injection: Products with the injection's matrices, all loops together.
-    coda: All coda layers.
+    coda: All coda layers, and the matrix in front of them.
     head: The read-out at one position, all vocabulary entries.
     num_loops: R.
   """
@@ -74,11 +78,13 @@ def count_parameters(params: Params) -> Parameters:
   """Counts parameters, given arrays or shapes."""
   by_part = {part: _size(tree) for part, tree in params.items()}
   total = sum(by_part.values())
+  looped = _leaves(params.get("core", {})) + _leaves(params.get("injection", {}))
+  tables = sum(size for path, size in _leaves(params) if _TABLES & set(path))
   return Parameters(
     by_part=by_part,
     total=total,
-    non_embedding=total - by_part.get("embed", 0),
-    looped=by_part.get("core", 0) + by_part.get("injection", 0),
+    non_embedding=total - by_part.get("embed", 0) - tables,
+    looped=sum(size for path, size in looped if not _TABLES & set(path)),
   )
 
 
@@ -105,14 +111,15 @@ def forward_macs(model: Mapping[str, Any], params: Params, *, seq_len: int) -> M
   else:
     injected = _matrices(params.get("injection", {}))
   loop = model["core_layers"] * layer
-  vocab_size, embed_dim = params["embed"]["embedding"].shape
+  embed = params["embed"]["embedding"].shape[0] * model["embed_dim"]
+  tied = model["head"].get("tied", True)
   return Macs(
-    prelude=model["prelude_layers"] * layer,
+    prelude=model["prelude_layers"] * layer + _size(params["embed"].get("projection", ())),
     loop=loop,
-    loop_attention=loop - _matrices(params["core"]),
+    loop_attention=loop - _matrices(params.get("core", {})),
     injection=injected,
-    coda=model["coda_layers"] * layer,
-    head=_matrices(params["head"]) + vocab_size * embed_dim,
+    coda=model["coda_layers"] * layer + _matrices(params.get("recurrence", {})),
+    head=_matrices(params["head"]) + (embed if tied else 0),
     num_loops=model["num_loops"],
   )
 
@@ -141,6 +148,18 @@ def _size(tree: Any) -> int:
   return sum(math.prod(x.shape) for x in jax.tree.leaves(tree))
 
 
+def _leaves(tree: Any) -> list[tuple[tuple[str, ...], int]]:
+  """Path and size of every array."""
+  leaves = jax.tree_util.tree_leaves_with_path(tree)
+  return [(tuple(key.key for key in path), math.prod(x.shape)) for path, x in leaves]
+
+
 def _matrices(tree: Any) -> int:
-  """Multiply-adds of one product with every matrix of a tree."""
-  return sum(math.prod(x.shape) for x in jax.tree.leaves(tree) if len(x.shape) >= 2)
+  """Multiply-adds of one product with every matrix of a tree; look-ups and norms are none."""
+  return sum(
+    math.prod(x.shape)
+    for path, x in jax.tree_util.tree_leaves_with_path(tree)
+    if len(x.shape) >= 2
+    and path[-1].key not in _NO_PRODUCTS
+    and not _TABLES & {key.key for key in path}
+  )

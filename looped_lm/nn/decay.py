@@ -36,8 +36,12 @@ def decay(A_log: Float[Array, " D"], dt_bias: Float[Array, " D"]) -> Float[Array
 def held_step(A_log: Float[Array, " D"], dt_bias: Float[Array, " D"]) -> Float[Array, " D"]:
   """(exp(ΔA) - 1) / A: what a drive held constant over the step adds up to; Δ where A is small."""
   x = exponent(A_log, dt_bias)
-  safe = jnp.where(x > 0, x, 1.0)
-  return step(dt_bias) * jnp.where(x > 0, -jnp.expm1(-safe) / safe, 1.0)
+  small = jnp.minimum(x, 1.0)
+  safe = jnp.where(small > 0, small, 1.0)
+  held_small = step(dt_bias) * jnp.where(small > 0, -jnp.expm1(-safe) / safe, 1.0)
+  # Where Δ A is large, Δ times a tiny fraction would lose it all.
+  held_large = -jnp.expm1(-x) * jnp.exp(-widen(A_log))
+  return jnp.where(x > 1.0, held_large, held_small)
 
 
 def figures(A_log: Float[Array, " D"], dt_bias: Float[Array, " D"]) -> dict[str, jax.Array]:

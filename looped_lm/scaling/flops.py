@@ -15,8 +15,8 @@ import jax
 from looped_lm import plugins
 from looped_lm.types import Model, Params
 
-# Parts of a path that hold a table looked up by token, besides `embed`.
-_TABLES = {"value_embedding"}
+# The part of a layer that looks a token's values up and gates them; the gate is left out too.
+_VALUES = "value_embedding"
 # Arrays of two dimensions that no token's vector is multiplied with: per-loop tables.
 _NO_PRODUCTS = ("embedding", "scale", "bias", "step_size")
 # The backward pass takes two products for each of the forward pass.
@@ -79,12 +79,12 @@ def count_parameters(params: Params) -> Parameters:
   by_part = {part: _size(tree) for part, tree in params.items()}
   total = sum(by_part.values())
   looped = _leaves(params.get("core", {})) + _leaves(params.get("injection", {}))
-  tables = sum(size for path, size in _leaves(params) if _TABLES & set(path))
+  tables = sum(size for path, size in _leaves(params) if _is_table(path))
   return Parameters(
     by_part=by_part,
     total=total,
     non_embedding=total - by_part.get("embed", 0) - tables,
-    looped=sum(size for path, size in looped if not _TABLES & set(path)),
+    looped=sum(size for path, size in looped if not _is_table(path)),
   )
 
 
@@ -148,6 +148,11 @@ def _size(tree: Any) -> int:
   return sum(math.prod(x.shape) for x in jax.tree.leaves(tree))
 
 
+def _is_table(path: tuple[str, ...]) -> bool:
+  """Whether a layer's parameter is a table looked up by token."""
+  return path[-2:] == (_VALUES, "embedding")
+
+
 def _leaves(tree: Any) -> list[tuple[tuple[str, ...], int]]:
   """Path and size of every array."""
   leaves = jax.tree_util.tree_leaves_with_path(tree)
@@ -161,5 +166,5 @@ def _matrices(tree: Any) -> int:
     for path, x in jax.tree_util.tree_leaves_with_path(tree)
     if len(x.shape) >= 2
     and path[-1].key not in _NO_PRODUCTS
-    and not _TABLES & {key.key for key in path}
+    and _VALUES not in {key.key for key in path}
   )

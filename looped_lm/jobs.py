@@ -325,9 +325,7 @@ def _optimizer(config: Config) -> Any:
 
 
 def _schedule(config: Config, *, total_steps: int) -> optax.Schedule:
-  optim = config["optim"]
-  names = ("learning_rate", "warmup_fraction", "decay_fraction", "floor_fraction")
-  return schedules.warmup_cosine(**{name: optim[name] for name in names}, total_steps=total_steps)
+  return schedules.make(config["optim"], total_steps=total_steps)
 
 
 def _total_steps(config: Config, pipeline: Pipeline) -> int:

@@ -1,46 +1,49 @@
 """Additive injection: Looped GPT-BERT's z_{t+1} = F(x + z_t).
 
 Source: Looped GPT-BERT, arXiv 2609.09691. The state grows about linearly with the loops, because F
-contains the identity path.
+contains the identity path; the norm at a loop's exit keeps it bounded, and comparisons at many
+loops need it (or a block that normalises its output).
 """
 
-import flax.linen as nn
-import jax.numpy as jnp
+from collections.abc import Mapping
+from typing import Any
+
 from jaxtyping import Array, Float
 
+from looped_lm.errors import UserError
+from looped_lm.nn.norms import NORMS, Norm
+from looped_lm.nn.states import RecurrentState
 
-class Injection(nn.Module):
-  """z_0 = 0; z_{t+1} = F(e + z_t).
+_EXITS = ("none", *NORMS)
+
+
+class Injection(RecurrentState):
+  """z_0 = 0; z_{t+1} = N(F(e + z_t)), N the identity unless asked for.
 
   Attributes:
-    embed_dim: D.
+    exit_norm: N at the end of every loop: "none", "rms" or "layer", with a learned scale.
+    norm_eps: Of that norm.
   """
 
-  embed_dim: int
+  exit_norm: str = "none"
+  norm_eps: float = 1e-5
+
+  def setup(self):
+    if self.exit_norm != "none":
+      self.norm_exit = Norm(self.exit_norm, self.norm_eps)
 
   def prepare(self, e_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-    """What the loops need of e, computed once."""
     return e_BTD
 
-  def start(self, e_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-    """The state before the first loop."""
-    return jnp.zeros_like(e_BTD)
-
-  def enter(
-    self, h_BTD: Float[Array, "B T D"], anchor: Float[Array, "B T D"]
-  ) -> Float[Array, "B T D"]:
-    """What the core reads in a loop."""
+  def enter(self, h_BTD, anchor, *, loop_B, keys_B) -> Float[Array, "B T D"]:
     return anchor + h_BTD
 
-  def update(
-    self,
-    h_BTD: Float[Array, "B T D"],
-    anchor: Float[Array, "B T D"],
-    out_BTD: Float[Array, "B T D"],
-  ) -> Float[Array, "B T D"]:
-    """The next state, from the core's output."""
-    return out_BTD
+  def update(self, h_BTD, anchor, out_BTD, *, loop_B, keys_B) -> Float[Array, "B T D"]:
+    return out_BTD if self.exit_norm == "none" else self.norm_exit(out_BTD)
 
-  def leave(self, h_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-    """What the coda reads."""
-    return h_BTD
+
+def check(settings: Mapping[str, Any]) -> None:
+  """Raises a UserError for a norm that does not exist."""
+  exit_norm = settings.get("exit_norm", "none")
+  if exit_norm not in _EXITS:
+    raise UserError(f"model.injection.exit_norm={exit_norm!r} is none of {list(_EXITS)}.")

@@ -1,38 +1,13 @@
 """No injection: the core is simply applied again to its own output, starting from e."""
 
-from typing import Any
-
-import flax.linen as nn
-from jaxtyping import Array, Float
+from looped_lm.nn.states import RecurrentState
 
 
-class Injection(nn.Module):
+class Injection(RecurrentState):
   """h_0 = e; h_{r+1} = F(h_r). With one loop this is the plain stack.
 
   Attributes:
-    embed_dim: D.
+    state_init: As for all injections; anything but "prelude" keeps e out of the model altogether.
   """
 
-  embed_dim: int
-
-  def prepare(self, e_BTD: Float[Array, "B T D"]) -> Any:
-    """What the loops need of e, computed once."""
-    return None
-
-  def start(self, e_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-    """The state before the first loop."""
-    return e_BTD
-
-  def enter(self, h_BTD: Float[Array, "B T D"], anchor: Any) -> Float[Array, "B T D"]:
-    """What the core reads in a loop."""
-    return h_BTD
-
-  def update(
-    self, h_BTD: Float[Array, "B T D"], anchor: Any, out_BTD: Float[Array, "B T D"]
-  ) -> Float[Array, "B T D"]:
-    """The next state, from the core's output."""
-    return out_BTD
-
-  def leave(self, h_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-    """What the coda reads."""
-    return h_BTD
+  state_init: str = "prelude"

@@ -9,6 +9,7 @@ import dataclasses
 from typing import Any
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 import numpy as np
@@ -16,12 +17,13 @@ import numpy as np
 from looped_lm import plugins
 from looped_lm.errors import UserError
 from looped_lm.nn import depth as depths
-from looped_lm.nn import dropout
+from looped_lm.nn import dropout, embed, heads, recurrence, states
 from looped_lm.nn.context import Context
 from looped_lm.nn.embed import Embed
 from looped_lm.nn.heads import HEADS
 from looped_lm.nn.loops import REMAT, recur
 from looped_lm.nn.precision import COMPUTE_DTYPES
+from looped_lm.nn.recurrence import Recurrence
 from looped_lm.types import Inputs, Model, Output, Params
 from looped_lm.visibility import visible
 
@@ -40,6 +42,9 @@ _MODEL_FIELDS = (
   "attention",
   "embed",
   "head",
+  # Optional: what surrounds the core in every loop, and in what the core's layers differ.
+  "recurrence",
+  "core_block",
 )
 
 
@@ -85,7 +90,9 @@ class LoopedLM(nn.Module):
     head: Class and settings of the read-out.
     shared: Class and settings of what all layers share, or None.
     block: Class and settings of the block.
-    injection: Class and settings of the injection.
+    core_block: Settings in which the core's layers differ.
+    recurrence_: Settings of what surrounds the core in every loop.
+    injection_: Class and settings of the injection.
     prelude_layers: Layers before the loop.
     core_layers: Layers of the shared core.
     coda_layers: Layers after the loop.
@@ -97,6 +104,8 @@ class LoopedLM(nn.Module):
   head: tuple[type[nn.Module], Settings]
   shared: tuple[type[nn.Module], Settings] | None
   block: tuple[type[nn.Module], Settings]
+  core_block: Settings
+  recurrence_: Settings
   injection_: tuple[type[nn.Module], Settings]
   prelude_layers: int
   core_layers: int
@@ -109,9 +118,11 @@ class LoopedLM(nn.Module):
     self.embedder = Embed(**self.embed, name="embed")
     self.shared_parts = self.shared[0](**self.shared[1], name="shared") if self.shared else None
     self.prelude = Stack(block, settings, self.prelude_layers, 0)
-    self.core = Stack(block, settings, self.core_layers, self.prelude_layers)
+    core = {**settings, **self.core_block}
+    self.core = Stack(block, core, self.core_layers, self.prelude_layers)
     self.coda = Stack(block, settings, self.coda_layers, self.prelude_layers + self.core_layers)
     self.injection = self.injection_[0](**self.injection_[1])
+    self.recurrence = Recurrence(**self.recurrence_)
     self.reader = self.head[0](**self.head[1], name="head")
 
   def encode(
@@ -126,9 +137,10 @@ class LoopedLM(nn.Module):
     context = self._context(inputs, key)
     e_BTD = self.embedder(inputs.tokens_BT, context.keys_B)
     e_BTD = self.prelude(e_BTD, context, self.prelude.invariants(context))
+    e_BTD = self.recurrence.begin(e_BTD)
     h_BTD, states_RBTD = recur(
       self,
-      self.injection.start(e_BTD),
+      self.injection.start(e_BTD, keys_B=context.keys_B),
       self.injection.prepare(e_BTD),
       context,
       self.core.invariants(context),
@@ -140,6 +152,24 @@ class LoopedLM(nn.Module):
       keep_states=keep_states,
     )
     return Output(hidden_BTD=self._finish(h_BTD, context), states_RBTD=states_RBTD)
+
+  def one_loop(self, h: Any, anchor: Any, context: Context, invariants: Any) -> Any:
+    """The state after one more loop.
+
+    Args:
+      h: The state: [B, T, D], or what else the injection keeps.
+      anchor: What the injection prepared.
+      context: Of this loop.
+      invariants: The core's loop-invariant parts.
+    """
+    loop_B = context.loop_B
+    assert loop_B is not None
+    own = {"loop_B": loop_B, "keys_B": context.keys_B}
+    x_BTD = self.injection.enter(h, anchor, **own)
+    x_BTD = self.recurrence.enter(x_BTD, loop_B)
+    out_BTD = self.core(x_BTD, context, invariants)
+    new = self.injection.update(h, anchor, out_BTD, **own)
+    return self.recurrence.update(h, new, loop_B)
 
   def finish(self, h_BTD: Float[Array, "B T D"], inputs: Inputs) -> Float[Array, "B T D"]:
     """Sends one recurrent state through the coda."""
@@ -153,7 +183,7 @@ class LoopedLM(nn.Module):
   ) -> Float[Array, "B T V"]:
     """Logits of every position."""
     keys_B = None if key is None else dropout.row_keys(key, row_B)
-    return self.reader(hidden_BTD, self.embedder.embedding, keys_B)
+    return self.reader(hidden_BTD, self.embedder.table(), keys_B)
 
   def __call__(self, inputs: Inputs) -> Float[Array, "B T V"]:
     """Touches every part once; parameters are made here."""
@@ -162,6 +192,9 @@ class LoopedLM(nn.Module):
 
   def _finish(self, h_BTD: Float[Array, "B T D"], context: Context) -> Float[Array, "B T D"]:
     x_BTD = self.injection.leave(h_BTD)
+    if self.recurrence.exit_norm == "head":
+      x_BTD = self.reader.normalize(x_BTD)
+    x_BTD = self.recurrence.leave(x_BTD)
     return self.coda(x_BTD, context, self.coda.invariants(context))
 
   def _context(self, inputs: Inputs, key: Key[Array, ""] | None) -> Context:
@@ -184,33 +217,42 @@ def build(settings: Settings, *, vocab_size: int) -> Model:
   Raises:
     UserError: A setting that cannot work; nothing has been compiled.
   """
-  _check(settings)
-  embed_dim, compute_dtype = settings["embed_dim"], settings["compute_dtype"]
-  block_file = plugins.load("blocks", settings["block"]["name"])
-  block = _without_name(settings["block"])
-  block_file.check(block, embed_dim=embed_dim)
-  attention = _plugin("attention", "Attention", settings["attention"])
-  shared = None
-  if hasattr(block_file, "Shared"):
-    fields = {field.name for field in dataclasses.fields(block_file.Shared)}
-    values = {"embed_dim": embed_dim, **block}
-    shared = (block_file.Shared, {k: v for k, v in values.items() if k in fields})
-  head_name = settings["head"]["name"]
-  if head_name not in HEADS:
-    raise UserError(f"model.head.name={head_name!r} is none of {sorted(HEADS)}.")
-  head = {"compute_dtype": compute_dtype, **_without_name(settings["head"])}
+  module = assemble(settings, vocab_size=vocab_size)
   injection_file = plugins.load("injection", settings["injection"]["name"])
-  injection = {"embed_dim": embed_dim, **_without_name(settings["injection"])}
-  embed = {"vocab_size": vocab_size, "embed_dim": embed_dim, **settings["embed"]}
-  block = {"embed_dim": embed_dim, "attention": attention, "compute_dtype": compute_dtype, **block}
-  module = LoopedLM(
-    embed=plugins.settings(Embed, embed, where="model.embed"),
-    head=(HEADS[head_name], plugins.settings(HEADS[head_name], head, where="model.head")),
+  diagnostics = getattr(injection_file, "diagnostics", lambda _: {})
+  return _as_functions(module, settings["num_loops"], vocab_size, diagnostics)
+
+
+def assemble(settings: Settings, *, vocab_size: int) -> LoopedLM:
+  """The module behind `build`, with the same arguments and errors."""
+  _check(settings)
+  head_name = settings["head"]["name"]
+  injection_file = plugins.load("injection", settings["injection"]["name"])
+  block, shared = _block(settings, vocab_size=vocab_size)
+  sizes = {"embed_dim": settings["embed_dim"], "vocab_size": vocab_size}
+  common = {**sizes, "num_loops": settings["num_loops"], "compute_dtype": settings["compute_dtype"]}
+  core_block = dict(settings.get("core_block", {}))
+  plugins.settings(block[0], core_block, where="model.core_block")
+  return LoopedLM(
+    embed=_fields(Embed, sizes, settings["embed"], where="model.embed"),
+    head=(
+      HEADS[head_name],
+      _fields(HEADS[head_name], common, settings["head"], where="model.head"),
+    ),
     shared=shared,
-    block=(block_file.Block, plugins.settings(block_file.Block, block, where="model.block")),
+    block=block,
+    core_block=core_block,
+    recurrence_=_fields(
+      Recurrence, common, settings.get("recurrence", {}), where="model.recurrence"
+    ),
     injection_=(
       injection_file.Injection,
-      plugins.settings(injection_file.Injection, injection, where="model.injection"),
+      _fields(
+        injection_file.Injection,
+        {k: v for k, v in common.items() if k != "num_loops"},
+        settings["injection"],
+        where="model.injection",
+      ),
     ),
     prelude_layers=settings["prelude_layers"],
     core_layers=settings["core_layers"],
@@ -218,8 +260,31 @@ def build(settings: Settings, *, vocab_size: int) -> Model:
     depth=depths.make(settings.get("depth", {"name": "fixed"}), num_loops=settings["num_loops"]),
     remat=settings["remat"],
   )
-  diagnostics = getattr(injection_file, "diagnostics", lambda _: {})
-  return _as_functions(module, settings["num_loops"], vocab_size, diagnostics)
+
+
+def _block(settings: Settings, *, vocab_size: int) -> tuple[Any, Any]:
+  """Class and settings of the block, and of what its layers share."""
+  file = plugins.load("blocks", settings["block"]["name"])
+  attention = _plugin("attention", "Attention", settings["attention"])
+  common = {
+    "embed_dim": settings["embed_dim"],
+    "vocab_size": vocab_size,
+    "attention": attention,
+    "compute_dtype": settings["compute_dtype"],
+  }
+  values = _fields(file.Block, common, settings["block"], where="model.block")
+  shared = None
+  if hasattr(file, "Shared"):
+    fields = {field.name for field in dataclasses.fields(file.Shared)}
+    shared = (file.Shared, {k: v for k, v in values.items() if k in fields})
+  return (file.Block, values), shared
+
+
+def _fields(cls: type, common: Settings, given: Settings, *, where: str) -> dict[str, Any]:
+  """A class's settings: what the model knows, where the class has a field for it, then its own."""
+  known = {field.name for field in dataclasses.fields(cls)}
+  own = plugins.settings(cls, _without_name(given), where=where)
+  return {**{k: v for k, v in common.items() if k in known}, **own}
 
 
 def _as_functions(
@@ -242,7 +307,13 @@ def _as_functions(
     return jnp.broadcast_to(jnp.asarray(loops, jnp.int32), row_B.shape)
 
   def encode(
-    params, inputs, *, key=None, num_loops=None, keep_states=False, progress=1.0
+    params: Params,
+    inputs: Inputs,
+    *,
+    key: Key[Array, ""] | None = None,
+    num_loops: int | Int[Array, " B"] | None = None,
+    keep_states: bool = False,
+    progress: Float[Array, ""] | float = 1.0,
   ) -> Output:
     depth = module.depth
     if num_loops is not None:
@@ -280,10 +351,10 @@ def _check(settings: Settings) -> None:
   for name in settings:
     if name not in _MODEL_FIELDS:
       raise UserError(f"model.{name} is not a setting; model has {list(_MODEL_FIELDS)}.")
-  for name in ("embed_dim", "core_layers", "num_loops"):
+  for name in ("embed_dim", "num_loops"):
     if settings[name] < 1:
       raise UserError(f"model.{name}={settings[name]} must be at least 1.")
-  for name in ("prelude_layers", "coda_layers"):
+  for name in ("prelude_layers", "core_layers", "coda_layers"):
     if settings[name] < 0:
       raise UserError(f"model.{name}={settings[name]} must be at least 0.")
   if settings["remat"] not in REMAT:
@@ -295,6 +366,25 @@ def _check(settings: Settings) -> None:
   for group in ("block", "injection", "attention", "head"):
     if "name" not in settings[group]:
       raise UserError(f"model.{group} needs a name.")
+  embed_dim = settings["embed_dim"]
+  block_file = plugins.load("blocks", settings["block"]["name"])
+  block = _without_name(settings["block"])
+  block_file.check(block, embed_dim=embed_dim)
+  if settings.get("core_block"):
+    block_file.check({**block, **settings["core_block"]}, embed_dim=embed_dim)
+  embed.check(settings["embed"], embed_dim=embed_dim)
+  heads.check(settings["head"])
+  recurrence.check(settings.get("recurrence", {}), embed_dim=embed_dim)
+  if settings.get("recurrence", {}).get("exit_norm") == "head":
+    if settings["head"].get("norm", "none") == "none":
+      raise UserError(
+        "model.recurrence.exit_norm='head' needs a head with a norm: model.head.name='linear' with "
+        "norm 'rms' or 'layer'."
+      )
+  states.check(_without_name(settings["injection"]))
+  injection_file = plugins.load("injection", settings["injection"]["name"])
+  if hasattr(injection_file, "check"):
+    injection_file.check(_without_name(settings["injection"]))
 
 
 def _checked_loops(

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 from flax import struct
+import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Key
 
 from looped_lm.nn import dropout
@@ -19,8 +20,7 @@ class Context:
     shared: What the block's `Shared` module made, or None.
     key: The step's key for draws that all rows share; None without randomness.
     keys_B: One key per row; None without randomness.
-    loop: Inside the loop, how many loops lie behind: a number, or one per row where rows begin at
-      different times. None outside it.
+    loop_B: Inside the recurrence, how many loops each row has behind it; None outside.
   """
 
   see_BTS: Bool[Array, "B T S"]
@@ -28,9 +28,14 @@ class Context:
   shared: Any
   key: Key[Array, ""] | None
   keys_B: Key[Array, " B"] | None
-  loop: Int[Array, ""] | Int[Array, " B"] | None = None
+  loop_B: Int[Array, " B"] | None = None
 
   def in_loop(self, loop: Int[Array, ""] | Int[Array, " B"]) -> "Context":
-    """The context of one loop (0-based): the same, with its number and fresh row keys."""
-    keys_B = None if self.keys_B is None else dropout.loop_keys(self.keys_B, loop + 1)
-    return dataclasses.replace(self, keys_B=keys_B, loop=loop)
+    """The context of one loop: the same, with fresh row keys.
+
+    Args:
+      loop: How many loops are behind, for all rows or for each.
+    """
+    loop_B = jnp.broadcast_to(loop, self.tokens_BT.shape[:1])
+    keys_B = None if self.keys_B is None else dropout.loop_keys(self.keys_B, loop_B + 1)
+    return dataclasses.replace(self, keys_B=keys_B, loop_B=loop_B)

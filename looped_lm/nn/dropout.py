@@ -23,11 +23,9 @@ def row_keys(key: Key[Array, ""], row_B: Int[Array, " B"]) -> Key[Array, " B"]:
   return jax.vmap(jax.random.fold_in, (None, 0))(key, row_B)
 
 
-def loop_keys(
-  keys_B: Key[Array, " B"], loop: Int[Array, ""] | Int[Array, " B"]
-) -> Key[Array, " B"]:
-  """The rows' keys in one loop of the recurrence (1, 2, …; 0 is outside it), or in each row's."""
-  return jax.vmap(jax.random.fold_in, (0, 0 if loop.ndim else None))(keys_B, loop)
+def loop_keys(keys_B: Key[Array, " B"], loop_B: Int[Array, " B"]) -> Key[Array, " B"]:
+  """The rows' keys in one loop of the recurrence (1, 2, …; 0 is outside it)."""
+  return jax.vmap(jax.random.fold_in)(keys_B, loop_B)
 
 
 def dropout(

@@ -1,13 +1,17 @@
-"""From hidden states to logits, with the token table tied."""
+"""From hidden states to logits, by the token table or a matrix of its own."""
+
+from collections.abc import Mapping
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
-from looped_lm.nn import dropout
+from looped_lm.errors import UserError
+from looped_lm.nn import dropout, initial
 from looped_lm.nn.linear import Linear, truncated_normal
-from looped_lm.nn.norms import layer_norm
+from looped_lm.nn.norms import NORMS, Norm, layer_norm
 from looped_lm.nn.precision import accumulator, narrow
 
 
@@ -55,4 +59,86 @@ class TransformHead(nn.Module):
     return tied_logits(x_BTD, embedding_VD, self.compute_dtype) + bias_V
 
 
-HEADS = {"transform": TransformHead}
+class LinearHead(nn.Module):
+  """cap · tanh(scale · N(x) W / cap), W the token table or a matrix of its own.
+
+  Attributes:
+    norm: "none", "rms" or "layer", with a learned scale.
+    norm_eps: Of this norm.
+    norm_bias: Whether it has a bias.
+    tied: Whether W is the token table.
+    factor_dim: Width in between where an own W is factorised; 0 has one matrix.
+    kernel_init: Initialiser of an own W, a key of `nn.initial.INITIALIZERS`.
+    kernel_std: Standard deviation of its entries.
+    logit_scale: Factor on the logits.
+    softcap: cap, the largest logit; 0 has none.
+    dropout_rate: On the normalised input, in [0, 1).
+    compute_dtype: Of the matrix products.
+  """
+
+  norm: str
+  norm_eps: float = 1e-5
+  norm_bias: bool = False
+  tied: bool = True
+  factor_dim: int = 0
+  kernel_init: str = "normal"
+  kernel_std: float = 0.0
+  logit_scale: float = 1.0
+  softcap: float = 0.0
+  dropout_rate: float = 0.0
+  compute_dtype: str = "float32"
+
+  def setup(self):
+    if self.norm != "none":
+      self.final_norm = Norm(self.norm, self.norm_eps, use_bias=self.norm_bias, name="norm")
+
+  def normalize(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+    """N."""
+    return x_BTD if self.norm == "none" else self.final_norm(x_BTD)
+
+  @nn.compact
+  def __call__(
+    self,
+    hidden_BTD: Float[Array, "B T D"],
+    embedding_VD: Float[Array, "V D"],
+    keys_B: Key[Array, " B"] | None,
+  ) -> Float[Array, "B T V"]:
+    x = self.normalize(hidden_BTD)
+    x = dropout.dropout(x, self.dropout_rate, keys_B, site=dropout.HEAD)
+    if not self.tied:
+      init = initial.weights(self.kernel_init, self.kernel_std)
+      if self.factor_dim:
+        x = Linear(self.factor_dim, init, compute_dtype=self.compute_dtype, name="down")(x)
+      shape = (embedding_VD.shape[0], x.shape[-1])
+      embedding_VD = self.param("table", init, shape)
+    logits_BTV = self.logit_scale * tied_logits(x, embedding_VD, self.compute_dtype)
+    return self.softcap * jnp.tanh(logits_BTV / self.softcap) if self.softcap else logits_BTV
+
+
+HEADS = {"linear": LinearHead, "transform": TransformHead}
+
+
+def check(settings: Mapping[str, Any]) -> None:
+  """Checks a head's settings before anything is built.
+
+  Raises:
+    UserError: A value that cannot work.
+  """
+  if settings["name"] not in HEADS:
+    raise UserError(f"model.head.name={settings['name']!r} is none of {sorted(HEADS)}.")
+  if settings["name"] != "linear":
+    return
+  if settings["norm"] not in ("none", *NORMS):
+    raise UserError(f"model.head.norm={settings['norm']!r} is none of {['none', *NORMS]}.")
+  if settings.get("softcap", 0.0) < 0:
+    raise UserError(f"model.head.softcap={settings['softcap']} must be at least 0; 0 is off.")
+  tied, factor_dim = settings.get("tied", True), settings.get("factor_dim", 0)
+  if tied and factor_dim:
+    raise UserError(
+      f"model.head.factor_dim={factor_dim} is for a matrix of its own: set model.head.tied=False, "
+      "or factorise the table with model.embed.factor_dim."
+    )
+  if not tied:
+    initial.check(
+      {"kernel_init": "normal", "kernel_std": 0.0} | {**settings}, "kernel", where="model.head"
+    )

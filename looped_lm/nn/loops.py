@@ -14,11 +14,12 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Int
 
 from looped_lm.nn.context import Context
 
-State = Float[Array, "B T D"]
+# [B, T, D], or whatever else the injection keeps, rows first.
+State = Any
 # What every loop is given besides the state: anchor, context and the core's invariants.
 Given = tuple[Any, Context, Any]
 # What the backward pass recomputes inside a loop; "dots" keeps the outputs of weight products.
@@ -42,11 +43,11 @@ def recur(
   may_skip: bool,
   remat: str,
   keep_states: bool,
-) -> tuple[State, Float[Array, "R B T D"] | None]:
-  """Applies `model.core` `num_loops` times, injecting `anchor` each time.
+) -> tuple[State, Any]:
+  """Applies `model.one_loop` `num_loops` times, injecting `anchor` each time.
 
   Args:
-    model: Holds the shared `core` and its `injection`.
+    model: Holds the shared core and its injection.
     h_BTD: The state before the first loop.
     anchor: What the injection prepared from the prelude's output.
     context: What all layers share.
@@ -68,7 +69,7 @@ def recur(
   if model.is_initializing():
     # Parameters are made by one plain pass; a scan over them would only add a loop axis to undo.
     h_BTD = _loop(model, h_BTD, jnp.int32(0), given)
-    return h_BTD, h_BTD[None] if keep_states else None
+    return h_BTD, jax.tree.map(lambda x: x[None], h_BTD) if keep_states else None
   if isinstance(num_loops, int):
 
     def loop_body(model: Any, h_BTD: State, loop: jax.Array) -> tuple[State, State | None]:
@@ -100,7 +101,7 @@ def _two_phases(
   may_skip: bool,
   remat: str,
   keep_states: bool,
-) -> tuple[State, Float[Array, "R B T D"] | None]:
+) -> tuple[State, Any]:
   """Loops without gradient until `grad_loops` are left, then those with gradient.
 
   Loop t of the batch is loop t - (T_max - T_i) of row i, T_max being the most loops of any row.
@@ -114,7 +115,7 @@ def _two_phases(
   def masked(model: Any, h_BTD: State, t: jax.Array, given: Given) -> State:
     own_B = t - behind_B
     new_BTD = _loop(model, h_BTD, jnp.maximum(own_B, 0), given)
-    return jnp.where((own_B >= 0)[:, None, None], new_BTD, h_BTD)
+    return _select(own_B >= 0, new_BTD, h_BTD)
 
   def place(t: jax.Array) -> Int[Array, "... B"]:
     """Where the states after loop t are kept; out of range, so nowhere, before a row begins."""
@@ -122,30 +123,27 @@ def _two_phases(
     return jnp.where(own >= 0, own, max_loops)
 
   # Nothing of the prefix may carry gradient: a loop of unknown length cannot be run backwards.
-  frozen = jax.tree.map(jax.lax.stop_gradient, given)
+  frozen = _stop(given)
 
   def prefix(model: Any, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    def unfinished(model: Any, carry: tuple[jax.Array, ...]) -> jax.Array:
+    def unfinished(model: Any, carry: tuple[jax.Array, ...]) -> Any:
       del model
       return carry[0] < longest - grad_loops
 
     def body(model: Any, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
       t, h_BTD, *kept = carry
       h_BTD = masked(model, h_BTD, t, frozen)
-      kept = [states.at[place(t), rows_B].set(h_BTD, mode="drop") for states in kept]
+      kept = [_keep(states, h_BTD, place(t)) for states in kept]
       return (t + 1, h_BTD, *kept)
 
     return nn.while_loop(unfinished, body, model, carry)
 
-  def stop(params: Any) -> Any:
-    return jax.tree.map(jax.lax.stop_gradient, params)
-
-  kept = [jnp.zeros((max_loops, *start_BTD.shape), start_BTD.dtype)] if keep_states else []
-  carry = (jnp.int32(0), jax.lax.stop_gradient(start_BTD), *kept)
-  _, h_BTD, *kept = nn.map_variables(prefix, "params", trans_in_fn=stop)(model, carry)
+  empty = jax.tree.map(lambda x: jnp.zeros((max_loops, *x.shape), x.dtype), start_BTD)
+  kept = [empty] if keep_states else []
+  carry = (jnp.int32(0), _stop(start_BTD), *kept)
+  _, h_BTD, *kept = nn.map_variables(prefix, "params", trans_in_fn=_stop)(model, carry)
   # A row with no more than `grad_loops` loops has not begun: its initial state carries gradient.
-  begun_B11 = (loops_B > grad_loops)[:, None, None]
-  h_BTD = jnp.where(begun_B11, jax.lax.stop_gradient(h_BTD), start_BTD)
+  h_BTD = _select(loops_B > grad_loops, _stop(h_BTD), start_BTD)
 
   def loop_body(model: Any, h_BTD: State, loop: jax.Array) -> tuple[State, State | None]:
     t = longest - grad_loops + loop
@@ -159,17 +157,34 @@ def _two_phases(
   if not keep_states:
     return h_BTD, None
   where_KB = place(longest - grad_loops + jnp.arange(grad_loops))
-  states_RBTD = jax.lax.stop_gradient(kept[0]).at[where_KB, rows_B].set(states_KBTD, mode="drop")
+  states_RBTD = _keep(_stop(kept[0]), states_KBTD, where_KB)
   own_RB = jnp.minimum(jnp.arange(max_loops)[:, None], loops_B - 1)
-  return h_BTD, states_RBTD[own_RB, rows_B]
+  return h_BTD, jax.tree.map(lambda x: x[own_RB, rows_B], states_RBTD)
+
+
+def _stop(tree: Any) -> Any:
+  return jax.tree.map(jax.lax.stop_gradient, tree)
+
+
+def _select(choose_B: Bool[Array, " B"], then: State, otherwise: State) -> State:
+  """Row by row, one of two states."""
+
+  def leaf(x: jax.Array, y: jax.Array) -> jax.Array:
+    return jnp.where(choose_B.reshape(-1, *[1] * (x.ndim - 1)), x, y)
+
+  return jax.tree.map(leaf, then, otherwise)
+
+
+def _keep(states: Any, new: State, place: Int[Array, "... B"]) -> Any:
+  """Puts rows at their places along the axis of loops; a place out of range is nowhere."""
+  rows_B = jnp.arange(place.shape[-1])
+  return jax.tree.map(lambda x, y: x.at[place, rows_B].set(y, mode="drop"), states, new)
 
 
 def _loop(model: Any, h_BTD: State, loop: jax.Array, given: Given) -> State:
   """One loop; `loop` is its number from 0, or each row's own."""
   anchor, context, invariants = given
-  x_BTD = model.injection.enter(h_BTD, anchor)
-  out_BTD = model.core(x_BTD, context.in_loop(loop), invariants)
-  return model.injection.update(h_BTD, anchor, out_BTD)
+  return model.one_loop(h_BTD, anchor, context.in_loop(loop), invariants)
 
 
 def _scan(loop_body: Any, length: int, remat: str) -> Any:

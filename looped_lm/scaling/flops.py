@@ -19,6 +19,10 @@ from looped_lm import plugins
 from looped_lm.nn import depth as depths
 from looped_lm.types import Model, Params
 
+# The part of a layer that looks a token's values up and gates them; the gate is left out too.
+_VALUES = "value_embedding"
+# Arrays of two dimensions that no token's vector is multiplied with: per-loop tables.
+_NO_PRODUCTS = ("embedding", "scale", "bias", "step_size")
 # The backward pass takes two products for each of the forward pass.
 _BACKWARD = 2
 
@@ -30,8 +34,8 @@ class Parameters:
   Attributes:
     by_part: Per top-level part of the parameter tree, e.g. embed, core, head.
     total: All of them; a tied table counts once.
-    non_embedding: Without the token embeddings.
-    looped: Those of the core and the injection, used in every loop.
+    non_embedding: Without the token embeddings and the tables of value embeddings.
+    looped: Those of the core and the injection, used in every loop; without such tables.
   """
 
   by_part: Mapping[str, int]
@@ -45,12 +49,12 @@ class Macs:
   """Multiply-adds per token position, forward.
 
   Attributes:
-    prelude: All prelude layers.
+    prelude: All prelude layers, and the projection of a factorised embedding.
     loop: One pass through the core.
     loop_attention: What of `loop` is no product with a weight matrix: scores, values, positions.
     injection: Products with the injection's matrices, all loops together.
     injection_loop: What of `injection` one loop takes; the rest is done once.
-    coda: All coda layers.
+    coda: All coda layers, and the matrix in front of them.
     head: The read-out at one position, all vocabulary entries.
     num_loops: R.
   """
@@ -80,11 +84,13 @@ def count_parameters(params: Params) -> Parameters:
   """Counts parameters, given arrays or shapes."""
   by_part = {part: _size(tree) for part, tree in params.items()}
   total = sum(by_part.values())
+  looped = _leaves(params.get("core", {})) + _leaves(params.get("injection", {}))
+  tables = sum(size for path, size in _leaves(params) if _is_table(path))
   return Parameters(
     by_part=by_part,
     total=total,
-    non_embedding=total - by_part.get("embed", 0),
-    looped=by_part.get("core", 0) + by_part.get("injection", 0),
+    non_embedding=total - by_part.get("embed", 0) - tables,
+    looped=sum(size for path, size in looped if not _is_table(path)),
   )
 
 
@@ -104,15 +110,16 @@ def forward_macs(model: Mapping[str, Any], params: Params, *, seq_len: int) -> M
     _settings(model["block"]), embed_dim=model["embed_dim"], seq_len=seq_len
   )
   loop = model["core_layers"] * layer
-  vocab_size, embed_dim = params["embed"]["embedding"].shape
+  embed = params["embed"]["embedding"].shape[0] * model["embed_dim"]
+  tied = model["head"].get("tied", True)
   return Macs(
-    prelude=model["prelude_layers"] * layer,
+    prelude=model["prelude_layers"] * layer + _size(params["embed"].get("projection", ())),
     loop=loop,
-    loop_attention=loop - _matrices(params["core"]),
+    loop_attention=loop - _matrices(params.get("core", {})),
     injection=_injected(model, params, num_loops=model["num_loops"]),
     injection_loop=_injected(model, params, num_loops=2) - _injected(model, params, num_loops=1),
-    coda=model["coda_layers"] * layer,
-    head=_matrices(params["head"]) + vocab_size * embed_dim,
+    coda=model["coda_layers"] * layer + _matrices(params.get("recurrence", {})),
+    head=_matrices(params["head"]) + (embed if tied else 0),
     num_loops=model["num_loops"],
   )
 
@@ -171,6 +178,23 @@ def _size(tree: Any) -> int:
   return sum(math.prod(x.shape) for x in jax.tree.leaves(tree))
 
 
+def _is_table(path: tuple[str, ...]) -> bool:
+  """Whether a layer's parameter is a table looked up by token."""
+  return path[-2:] == (_VALUES, "embedding")
+
+
+def _leaves(tree: Any) -> list[tuple[tuple[str, ...], int]]:
+  """Path and size of every array."""
+  leaves = jax.tree_util.tree_leaves_with_path(tree)
+  return [(tuple(key.key for key in path), math.prod(x.shape)) for path, x in leaves]
+
+
 def _matrices(tree: Any) -> int:
-  """Multiply-adds of one product with every matrix of a tree."""
-  return sum(math.prod(x.shape) for x in jax.tree.leaves(tree) if len(x.shape) >= 2)
+  """Multiply-adds of one product with every matrix of a tree; look-ups and norms are none."""
+  return sum(
+    math.prod(x.shape)
+    for path, x in jax.tree_util.tree_leaves_with_path(tree)
+    if len(x.shape) >= 2
+    and path[-1].key not in _NO_PRODUCTS
+    and _VALUES not in {key.key for key in path}
+  )

@@ -36,7 +36,7 @@ def activation_bytes(model: Mapping[str, Any], params: Params, *, rows: int, seq
     seq_len: T.
   """
   product_bytes = 2 if model["compute_dtype"] == "bfloat16" else _FLOAT32_BYTES
-  outputs = _outputs(params["core"]) / model["core_layers"]
+  outputs = _layer_outputs(model, params)
   scores = model["block"]["num_heads"] * seq_len
   # Per token: what one layer application keeps without rematerialisation, and of it the products.
   products = outputs * product_bytes
@@ -62,6 +62,11 @@ def activation_bytes(model: Mapping[str, Any], params: Params, *, rows: int, seq
   return int(rows * seq_len * max(once + held + logits, once + looped + live))
 
 
-def _outputs(tree: Any) -> int:
-  """Width of all products with the matrices of a tree, together."""
-  return sum(x.shape[-1] for x in jax.tree.leaves(tree) if len(x.shape) >= 2)
+def _layer_outputs(model: Mapping[str, Any], params: Params) -> float:
+  """Width of all products with the matrices of a layer, together: the core's, or any stack's."""
+  for stack in ("core", "prelude", "coda"):
+    if model[f"{stack}_layers"]:
+      leaves = jax.tree_util.tree_leaves_with_path(params[stack])
+      outputs = sum(x.shape[-1] for path, x in leaves if path[-1].key == "kernel")
+      return outputs / model[f"{stack}_layers"]
+  return 0.0

@@ -154,12 +154,13 @@ class LoopedLM(nn.Module):
       context: Of this loop.
       invariants: The core's loop-invariant parts.
     """
-    noise = {"loop_B": context.loop_B, "keys_B": context.keys_B}
-    x_BTD = self.injection.enter(h, anchor, **noise)
-    x_BTD = self.recurrence.enter(x_BTD, context.loop_B)
+    loop_B, keys_B = context.loop_B, context.keys_B
+    assert loop_B is not None
+    x_BTD = self.injection.enter(h, anchor, loop_B=loop_B, keys_B=keys_B)
+    x_BTD = self.recurrence.enter(x_BTD, loop_B)
     out_BTD = self.core(x_BTD, context, invariants)
-    new = self.injection.update(h, anchor, out_BTD, **noise)
-    return self.recurrence.update(h, new, context.loop_B)
+    new = self.injection.update(h, anchor, out_BTD, loop_B=loop_B, keys_B=keys_B)
+    return self.recurrence.update(h, new, loop_B)
 
   def finish(self, h_BTD: Float[Array, "B T D"], inputs: Inputs) -> Float[Array, "B T D"]:
     """Sends one recurrent state through the coda."""

@@ -125,8 +125,9 @@ def scale_by_normuon(momentum: optax.Schedule, *, b2: float) -> optax.GradientTr
     nu = jax.tree.map(lambda p: jnp.zeros_like(p.mean(_inner(p), keepdims=True)), params)
     return NorMuonState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, params), nu)
 
-  def update(grads, state, params=None):
+  def update(updates, state, params=None):
     del params
+    grads = updates
     m = jnp.asarray(momentum(state.count))
 
     def blend(old, new, keep):

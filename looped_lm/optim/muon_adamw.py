@@ -82,7 +82,7 @@ class Optimizer:
 
 
 def route(params: Params) -> Params:
-  """"muon" for the layers' matrices; "adamw" for tables, norms, the injection and the read-out."""
+  """ "muon" for the layers' matrices; "adamw" for tables, norms, the injection and the read-out."""
 
   def label(path, leaf) -> str:
     matrix = leaf.ndim == 2 and path[0].key in _STACKS and path[-1].key in _MATRICES

@@ -197,7 +197,11 @@ def test_a_row_is_treated_by_its_own_count_of_loops(tiny_config):
   ("group", "changes", "message"),
   [
     ("block", {"num_heads": 3}, r"num_heads=3 must divide model.embed_dim=32"),
-    ("block", {"num_kv_heads": 3}, r"num_kv_heads=3 must divide num_heads=2; choose one of \[1, 2\]"),
+    (
+      "block",
+      {"num_kv_heads": 3},
+      r"num_kv_heads=3 must divide num_heads=2; choose one of \[1, 2\]",
+    ),
     ("block", {"mlp": "relu3"}, "mlp='relu3' is none of"),
     ("block", {"norm": "batch"}, "norm='batch' is none of"),
     ("block", {"positions": "absolute"}, "positions='absolute' is none of"),

@@ -9,8 +9,8 @@ Arguments, separated by a comma: `100m` (the default) or `350m`; `tiny` for test
 Hardware: several accelerators. Time: not measured here. Result to expect (Parcae's paper):
 perplexity 14.23 at 16 loops (100M) and 10.76 at 8 loops (350M).
 
-Differs from the paper: plain AdamW without update clipping; the tokens of the run, 10B, are those of
-the paper's ablations.
+Differs from the paper: plain AdamW without update clipping; the tokens of the run, 10B, are those
+of the paper's ablations.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Muon for the matrices of the layers, AdamW for everything else: Parcae's optimiser.
 
-Source: Muon (Jordan, 2024) with Polar Express iterations (Amsel et al., arXiv 2505.16932), NorMuon's
-second moment per neuron and cautious weight decay, as Parcae's reference implementation has them.
+Source: Muon (Jordan, 2024) with Polar Express iterations (Amsel et al., arXiv 2505.16932), a mean
+square per neuron (NorMuon) and cautious weight decay, as Parcae's reference implementation has them.
 `optax.contrib.muon` has neither of the last two, and its momentum cannot ramp; the rest is optax.
 
 Differs from Parcae: weight decay follows the learning rate and has no schedule of its own, and the
@@ -82,7 +82,7 @@ class Optimizer:
 
 
 def route(params: Params) -> Params:
-  """ "muon" for the layers' matrices; "adamw" for tables, norms, the injection and the read-out."""
+  """Labels the layers' matrices "muon"; tables, norms, injection and read-out "adamw"."""
 
   def label(path, leaf) -> str:
     matrix = leaf.ndim == 2 and path[0].key in _STACKS and path[-1].key in _MATRICES

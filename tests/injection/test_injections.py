@@ -35,7 +35,7 @@ INJECTIONS = {
 
 @pytest.fixture(scope="session")
 def settings(tiny_config):
-  """(kind of injection, changes) -> a GPT-2-like model with one core layer, three loops and no noise."""
+  """(kind, changes) -> a GPT-2-like model with one core layer, three loops and no noise."""
 
   def make(kind, **changes):
     model = copy.deepcopy(tiny_config("grt", "tiny")["model"])
@@ -238,7 +238,7 @@ def test_an_open_gate_and_an_identity_projection_are_the_dense_stack(grt, settin
 
 
 def test_noise_is_keyed_and_can_be_off(settings, inputs):
-  """One program, three keys: without noise no key matters, with it each key gives its own states."""
+  """Without noise no key matters; with it each key gives its own states, the same every time."""
   noise = {"noise_std": 0.1, "gate_noise_std": 0.1}
   loud = looped.build(
     settings("gated", injection=INJECTIONS["gated"] | noise), vocab_size=VOCAB_SIZE

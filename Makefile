@@ -3,6 +3,9 @@
 
 VENV ?= .venv
 RUNS ?= runs
+# Tests run in so many processes; a file stays in one.
+JOBS ?= 2
+PYTEST = -m pytest -q -n $(JOBS) --dist loadfile
 PY = $(VENV)/bin/python
 RUN = $(PY) -m looped_lm.main
 
@@ -11,6 +14,8 @@ PIP = --quiet --no-compile --disable-pip-version-check
 
 # What stock Colab has; see test-colab.
 COLAB_VENV ?= .venv-colab
+CORE_TESTS = $(addprefix tests/,attention models nn objectives optim reliability test_corruption.py \
+  test_golden.py test_jobs.py test_visibility.py train/test_step.py train/test_checkpoint.py)
 COLAB_PINS = jax==0.7.2 jaxlib==0.7.2 flax==0.11.2 optax==0.2.8 orbax-checkpoint==0.12.4 grain==0.2.18
 
 # The first Python that is new enough and can make environments. PYTHON=... overrules the search.
@@ -55,10 +60,10 @@ format: setup ## Formats and mends what can be mended.
 	$(VENV)/bin/ruff check --fix .
 
 test: setup ## The fast tests.
-	$(PY) -m pytest -q -m "not slow"
+	$(PY) $(PYTEST) -m "not slow"
 
 test-all: setup ## All tests.
-	$(PY) -m pytest -q
+	$(PY) $(PYTEST)
 
 golden: setup ## The numbers of the reference implementations.
 	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(PY) -m pytest -q tests/test_golden.py
@@ -79,8 +84,7 @@ $(COLAB_VENV)/.setup: pyproject.toml
 
 # Colab's jax is the oldest we serve, so this is also the test of the lower bounds.
 test-colab: $(COLAB_VENV)/.setup ## Core tests and the notebook with the jax and flax of Colab.
-	$(COLAB_VENV)/bin/python -m pytest -q -m "not slow" tests \
-	  --ignore=tests/data --ignore=tests/launch --ignore=tests/test_project.py
+	$(COLAB_VENV)/bin/python $(PYTEST) -m "not slow" $(CORE_TESTS)
 	$(COLAB_VENV)/bin/python -m pytest -q tests/colab
 
 clean: ## Removes the environments and the tools' caches; leaves runs alone.

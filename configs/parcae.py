@@ -7,11 +7,11 @@ trained causally with Muon and AdamW. Parameters: 144,323,136 / 388,003,328 / 77
 Command: python -m looped_lm.main --config=configs/parcae.py:140m --workdir=runs/parcae \
   --config.data.paths=fineweb_edu
 Arguments, separated by a comma: `140m` (the default), `370m`, `770m`, `1_3b`; `tiny` for tests.
-Hardware: several accelerators; the largest wants a data set of 104B tokens. Time: not measured
-here. Result to expect (the paper's): validation loss 2.948 / 2.673 / 2.525 / 2.435 nats at 8 loops.
+Hardware: several accelerators; the largest reads 104B tokens. Time: not measured here.
+Result to expect (the paper's): validation loss 2.948 / 2.673 / 2.525 / 2.435 nats at 8 loops.
 
 Differs from the paper: weight decay follows the learning rate and has no schedule of its own, no
-step is skipped, and rows are packed without padding.
+step is skipped, rows are packed without padding, and evaluation starts from a zero state.
 """
 
 import math

@@ -15,7 +15,6 @@ os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 # Nothing of a test goes to the user's cache, and tests share what they compile.
 _CACHE = tempfile.TemporaryDirectory()
 os.environ["XDG_CACHE_HOME"] = _CACHE.name
-os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{_CACHE.name}/compiled"
 
 # The same tiny programs are built again and again, some in processes of their own: each is compiled
 # once. The folder is this run's own, because two runs would read each other's half-written files.

@@ -74,7 +74,9 @@ class Evaluator:
       sums[f"{mode}/accuracy"] = (correct_R, count)
       if mode == self.modes[0]:
         real_BT = batch.segments_BT > 0
-        square_RBT = jnp.square(states_RBTD).mean(axis=-1) * real_BT[None]
+        # A state may have lanes besides its channels.
+        channels = tuple(range(3, states_RBTD.ndim))
+        square_RBT = jnp.square(states_RBTD).mean(axis=channels) * real_BT[None]
         sums["state_square"] = (square_RBT.sum(axis=(1, 2)), real_BT.sum())
     return sums
 

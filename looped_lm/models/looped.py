@@ -9,7 +9,7 @@ import dataclasses
 from typing import Any
 
 import flax.linen as nn
-import jax
+from jax.core import Tracer
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 import numpy as np
@@ -162,13 +162,12 @@ class LoopedLM(nn.Module):
       context: Of this loop.
       invariants: The core's loop-invariant parts.
     """
-    loop_B = context.loop_B
+    loop_B, keys_B = context.loop_B, context.keys_B
     assert loop_B is not None
-    own = {"loop_B": loop_B, "keys_B": context.keys_B}
-    x_BTD = self.injection.enter(h, anchor, **own)
+    x_BTD = self.injection.enter(h, anchor, loop_B=loop_B, keys_B=keys_B)
     x_BTD = self.recurrence.enter(x_BTD, loop_B)
     out_BTD = self.core(x_BTD, context, invariants)
-    new = self.injection.update(h, anchor, out_BTD, **own)
+    new = self.injection.update(h, anchor, out_BTD, loop_B=loop_B, keys_B=keys_B)
     return self.recurrence.update(h, new, loop_B)
 
   def finish(self, h_BTD: Float[Array, "B T D"], inputs: Inputs) -> Float[Array, "B T D"]:
@@ -391,7 +390,7 @@ def _checked_loops(
   num_loops: int | Int[Array, " B"], row_B: Int[Array, " B"], *, max_loops: int
 ) -> int | Int[Array, " B"]:
   """A plain number, or one per row; checks what is known before the program runs."""
-  known = not isinstance(num_loops, jax.core.Tracer)
+  known = not isinstance(num_loops, Tracer)
   if known and np.ndim(num_loops) == 0:
     if num_loops < 1:
       raise UserError(f"num_loops={num_loops} must be at least 1.")

@@ -6,7 +6,7 @@ body may be rematerialised: backward memory is then one state per loop.
 Where all rows take the same number of loops and all carry gradient, it is an `nn.scan`. Else it has
 two phases: a prefix without gradient, whose length is known only when it runs, and a scan of the
 last loops, which carry gradient. Rows end together and begin apart: a row of T loops waits in its
-initial state until T are left. docs/decisions/0001-two-phase-loop.md says why.
+initial state until T are left. docs/decisions/0005-two-phase-loop.md says why.
 """
 
 from typing import Any

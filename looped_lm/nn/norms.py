@@ -59,11 +59,12 @@ class Norm(nn.Module):
   def __call__(
     self, x_BTD: Float[Array, "B T D"], loop_B: Int[Array, " B"] | None = None
   ) -> Float[Array, "B T D"]:
-    per_loop = self.num_loops > 0 and loop_B is not None
-    shape = (self.num_loops,) * per_loop + (x_BTD.shape[-1],)
+    shape = (x_BTD.shape[-1],)
+    if self.num_loops > 0 and loop_B is not None:
+      shape = (self.num_loops, *shape)
 
     def own(table: jax.Array) -> jax.Array:
-      return table if loop_B is None or not per_loop else per_row(table, loop_B)[:, None]
+      return table if table.ndim == 1 else per_row(table, jnp.asarray(loop_B))[:, None]
 
     y_BTD = (rms_norm if self.kind == "rms" else layer_norm)(x_BTD, self.eps)
     y_BTD = y_BTD * own(self.param("scale", nn.initializers.ones, shape))

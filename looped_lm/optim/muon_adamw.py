@@ -1,8 +1,7 @@
 """Muon for the matrices of the layers, AdamW for everything else: Parcae's optimiser.
 
-Source: Muon (Jordan, 2024) with Polar Express iterations (Amsel et al., arXiv 2505.16932),
-NorMuon's second moment per neuron and cautious weight decay, as Parcae's reference implementation
-has them.
+Source: Muon (Jordan, 2024) with Polar Express iterations (Amsel et al., arXiv 2505.16932), a mean
+square per neuron (NorMuon) and cautious decay, as Parcae's reference implementation has them.
 `optax.contrib.muon` has neither of the last two, and its momentum cannot ramp; the rest is optax.
 
 Differs from Parcae: weight decay follows the learning rate and has no schedule of its own, and the

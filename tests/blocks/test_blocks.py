@@ -125,13 +125,14 @@ def attended():
 
 def test_grouped_heads_are_full_heads_with_repeated_keys_and_values(attended):
   u, context, kernels = attended
-  grouped = kernels | {
-    name: {"kernel": kernels[name]["kernel"][:, :2]} for name in ("key", "value")
-  }
-  full = kernels | {
-    name: {"kernel": jnp.tile(kernels[name]["kernel"][:, :2], (1, 4))} for name in ("key", "value")
-  }
-  ours = attention(4, 1).apply({"params": grouped}, u, None, context)
+  grouped, full = dict(kernels), dict(kernels)
+  for name in ("key", "value"):
+    two_heads = kernels[name]["kernel"][:, :4]
+    grouped[name] = {"kernel": two_heads}
+    # Query heads 0 and 1 share the first, 2 and 3 the second.
+    repeated = jnp.repeat(two_heads.reshape(8, 2, 2), 2, axis=1)
+    full[name] = {"kernel": repeated.reshape(8, 8)}
+  ours = attention(4, 2).apply({"params": grouped}, u, None, context)
   np.testing.assert_allclose(
     ours, attention(4, 4).apply({"params": full}, u, None, context), rtol=1e-5
   )

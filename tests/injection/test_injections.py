@@ -35,7 +35,7 @@ INJECTIONS = {
 
 @pytest.fixture(scope="session")
 def settings(tiny_config):
-  """(kind of injection, changes) -> a GPT-2-like model: one core layer, three loops, no noise."""
+  """(kind, changes) -> a GPT-2-like model with one core layer, three loops and no noise."""
 
   def make(kind, **changes):
     model = copy.deepcopy(tiny_config("grt", "tiny")["model"])
@@ -137,7 +137,7 @@ def test_the_loop_is_the_paper_s_equation(settings, inputs, name):
   def both(params):
     variables = {"params": params}
     return (
-      module.apply(variables, inputs, None, 3, True, method="encode"),
+      module.apply(variables, inputs, None, 3, 3, True, method="encode"),
       module.apply(variables, method=explicit),
     )
 
@@ -238,7 +238,7 @@ def test_an_open_gate_and_an_identity_projection_are_the_dense_stack(grt, settin
 
 
 def test_noise_is_keyed_and_can_be_off(settings, inputs):
-  """One program, three keys: without noise no key matters, with it each has its own states."""
+  """Without noise no key matters; with it each key gives its own states, the same every time."""
   noise = {"noise_std": 0.1, "gate_noise_std": 0.1}
   loud = looped.build(
     settings("gated", injection=INJECTIONS["gated"] | noise), vocab_size=VOCAB_SIZE
@@ -291,7 +291,7 @@ def test_the_state_starts_as_it_is_told():
 
   def start(keys_B, **settings):
     injection = linear.Injection(embed_dim=32, kernel_std=0.1, **settings)
-    run = lambda m: m.init(e, keys_B=keys_B)  # noqa: E731
+    run = lambda m: m.start(e, keys_B=keys_B)  # noqa: E731
     return np.asarray(injection.init_with_output(jax.random.key(0), method=run)[0])
 
   np.testing.assert_array_equal(start(keys_B), 0.0)
@@ -335,7 +335,7 @@ def test_bad_settings_get_one_clear_line(settings, injection, message):
 def test_lanes_report_their_mixing():
   lanes = hyper_connections.Injection(embed_dim=4)
   e = jnp.ones((1, 2, 4))
-  run = lambda m: m.init(e, keys_B=None)  # noqa: E731
+  run = lambda m: m.start(e, keys_B=None)  # noqa: E731
   _, variables = lanes.init_with_output(jax.random.key(0), method=run)
   figures = hyper_connections.diagnostics(variables["params"])
   assert float(figures["mix_norm"]) == pytest.approx(1.0)

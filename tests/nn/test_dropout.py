@@ -27,6 +27,6 @@ def test_sites_and_loops_draw_apart_and_no_key_means_no_dropout():
   keys_B = dropout.row_keys(jax.random.key(1), jnp.arange(2))
   x = jnp.ones((2, 50))
   draws = [dropout.dropout(x, 0.5, keys_B, site=site) for site in (0, 1)]
-  draws += [dropout.dropout(x, 0.5, dropout.loop_keys(keys_B, jnp.int32(1)), site=0)]
+  draws += [dropout.dropout(x, 0.5, dropout.loop_keys(keys_B, jnp.ones(2, jnp.int32)), site=0)]
   assert len({draw.tobytes() for draw in map(np.asarray, draws)}) == 3
   np.testing.assert_array_equal(dropout.dropout(x, 0.5, None, site=0), x)

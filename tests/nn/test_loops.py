@@ -44,7 +44,7 @@ class Core(nn.Module):
     return jnp.sin(self.shift_D)
 
   def __call__(self, x_BTD, context, shift_D):
-    gain = self.gain_R[context.loop]
+    gain = self.gain_R[context.loop_B]
     y_BTD = jnp.tanh(x_BTD @ self.kernel + shift_D)
     y_BTD = (1.0 + gain[..., None, None]) * y_BTD
     return 0.6 * x_BTD + dropout.dropout(y_BTD, self.dropout_rate, context.keys_B, site=5)
@@ -65,6 +65,11 @@ class Loop(nn.Module):
     self.injection = self.injection_(embed_dim=DIM)
     self.core = Core(self.dropout_rate)
 
+  def one_loop(self, h_BTD, anchor, context, invariants):
+    own = {"loop_B": context.loop_B, "keys_B": context.keys_B}
+    out_BTD = self.core(self.injection.enter(h_BTD, anchor, **own), context, invariants)
+    return self.injection.update(h_BTD, anchor, out_BTD, **own)
+
   def __call__(self, x_BTD, num_loops, keys_B):
     e_BTD = x_BTD @ self.prelude
     blank = jnp.zeros(x_BTD.shape[:2], jnp.int32)
@@ -73,7 +78,7 @@ class Loop(nn.Module):
     )
     return recur(
       self,
-      self.injection.init(e_BTD),
+      self.injection.start(e_BTD, keys_B=keys_B),
       self.injection.prepare(e_BTD),
       context,
       self.core.invariants(),

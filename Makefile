@@ -25,7 +25,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python;
 NO_PYTHON = No Python of at least 3.11 that can make environments was found. Install one \
   (with its venv module), or name it: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)
 
-.PHONY: help setup quickstart check format test test-all golden smoke test-colab clean
+.PHONY: help setup quickstart check format test test-slow test-all golden smoke test-colab clean
 
 help: ## Lists the targets.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -61,6 +61,9 @@ format: setup ## Formats and mends what can be mended.
 
 test: setup ## The fast tests.
 	$(PY) $(PYTEST) -m "not slow"
+
+test-slow: setup ## The slow tests, the notebook among them.
+	$(PY) $(PYTEST) -m slow
 
 test-all: setup ## All tests.
 	$(PY) $(PYTEST)

@@ -253,6 +253,13 @@ def _train(
         save_every_steps=train["save_every_steps"],
       )
   if jax.process_index() == 0:
+    evaluated = {
+      name: value
+      for record in metrics.read(workdir)
+      for name, value in record.items()
+      if name.startswith("eval/")
+    }
+    _print_figures(evaluated.items())
     facts = {"Parameters": f"{sum(x.size for x in jax.tree.leaves(state.params)):,}"}
     print(f"Report: {report.write_report(workdir, facts=facts)}")
 
@@ -263,8 +270,7 @@ def _eval(config: Config, *, workdir: str, **_: Any) -> None:
   which = "ema" if config["evals"]["weights"] == "ema" else "params"
   abstract = experiment.strategy.like_saved(experiment.abstract_state())
   params = checkpoint.restore_params(workdir, abstract.params, which=which)
-  for name, value in experiment.evaluators()(experiment.strategy.replicate(params)):
-    print(f"{name:48} {value:10.5f}")
+  _print_figures(experiment.evaluators()(experiment.strategy.replicate(params)))
 
 
 def _prepare_only(config: Config, **_: Any) -> None:
@@ -284,6 +290,11 @@ MODES: dict[str, Callable[..., None]] = {
   "prepare": _prepare_only,
   "describe": _describe,
 }
+
+
+def _print_figures(figures: Iterable[tuple[str, float]]) -> None:
+  for name, value in figures:
+    print(f"{name:48} {value:10.5f}")
 
 
 def _weights(state: State, config: Config) -> Params:

@@ -14,6 +14,9 @@ from looped_lm.visibility import visible
 
 NAMES = sorted(path.stem for path in (pathlib.Path(__file__).parents[1] / "configs").glob("*.py"))
 
+# The others take their step among the slow tests.
+CORE = ("gpt_bert", "looped_gpt_bert", "looped_gpt_bert_paper", "quickstart")
+
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_full_size_builds_and_its_settings_are_checked(tiny_config, name):
@@ -24,7 +27,10 @@ def test_the_full_size_builds_and_its_settings_are_checked(tiny_config, name):
   assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(shapes))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+  "name",
+  [name if name in CORE else pytest.param(name, marks=pytest.mark.slow) for name in NAMES],
+)
 def test_the_tiny_size_takes_a_finite_step_and_respects_visibility(tiny_config, name):
   experiment = jobs.build(tiny_config(name))
   train_step = step.make_train_step(
@@ -36,7 +42,8 @@ def test_the_tiny_size_takes_a_finite_step_and_respects_visibility(tiny_config, 
     micro_batches=1,
     ema_decay=0.0,
   )
-  state, batch = experiment.initial_state(), experiment.pipeline.batch_at(0)
+  state = experiment.initial_state()
+  batch = jax.tree.map(jnp.asarray, experiment.pipeline.batch_at(0))
   task = experiment.objective.draw(batch, key=jax.random.key(0), progress=0.0)
 
   @jax.jit
@@ -63,8 +70,12 @@ def test_the_tiny_size_takes_a_finite_step_and_respects_visibility(tiny_config, 
 
 def test_every_plug_in_is_used_by_some_config_or_named_in_a_test(tiny_config):
   used = {folder: set() for folder in ("blocks", "injection", "attention", "objectives", "optim")}
-  for name in NAMES:
-    config = tiny_config(name)
+  variants = [(name, "tiny") for name in NAMES]
+  variants += [
+    ("looped_gpt_bert_injections", f"{injection},tiny") for injection in plugins.names("injection")
+  ]
+  for name, arguments in variants:
+    config = tiny_config(name, arguments)
     used["blocks"].add(config["model"]["block"]["name"])
     used["injection"].add(config["model"]["injection"]["name"])
     used["attention"].add(config["model"]["attention"]["name"])

@@ -1,5 +1,7 @@
 """A whole run in this process, and what a wrong config gets before anything compiles."""
 
+import contextlib
+import io
 import json
 import math
 
@@ -18,10 +20,20 @@ def run(mode, config, workdir, **flags):
 
 @pytest.fixture(scope="module")
 def trained(tiny_config, tmp_path_factory):
-  """A finished run: its config and folder."""
+  """A finished run: its config and folder, with what it printed beside them."""
   config, workdir = tiny_config(), tmp_path_factory.mktemp("run")
-  run("train", config, workdir, overrides={"train.total_steps": 20})
+  with contextlib.redirect_stdout(io.StringIO()) as printed:
+    run("train", config, workdir, overrides={"train.total_steps": 20})
+  (workdir / "printed.txt").write_text(printed.getvalue())
   return config, workdir
+
+
+def test_a_run_ends_with_its_figures(trained):
+  printed = (trained[1] / "printed.txt").read_text().splitlines()
+  figures = dict(line.split() for line in printed if line.startswith("eval/"))
+  assert {"eval/clm/loss_nats", "eval/clm/loop/01/loss_nats"} <= figures.keys()
+  assert float(figures["eval/unigram/train_entropy_nats"]) > 0
+  assert printed[-1].startswith("Report: ")
 
 
 def test_a_run_leaves_log_checkpoints_record_and_report(trained):

@@ -210,6 +210,7 @@ def test_bad_settings_get_one_clear_line(settings, changes, message):
 SAMPLED = {"name": "poisson", "mean_loops": 3.0, "max_loops": 7, "grad_loops": 2}
 
 
+@pytest.mark.slow
 def test_a_drawn_depth_is_the_one_that_is_told_and_no_row_minds_its_company(
   settings, params, inputs
 ):
@@ -241,6 +242,7 @@ def test_evaluation_draws_nothing(settings, params, inputs):
   assert "while" not in program(plain, key=key)
 
 
+@pytest.mark.slow
 def test_a_fixed_depth_may_be_truncated_in_training_alone(settings, params, inputs):
   model, plain = variant(settings, depth={"name": "fixed", "grad_loops": 1}), variant(settings)
 

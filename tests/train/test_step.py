@@ -100,6 +100,7 @@ def test_steps_do_not_repeat_their_draws(experiment):
   assert (tokens[0] != tokens[1]).any()
 
 
+@pytest.mark.slow
 def test_sampled_depth_is_the_same_on_four_devices_and_in_parts(tiny_config):
   """Rows of different depth, dropout on; every device and micro-batch has its own longest row."""
   config = tiny_config()

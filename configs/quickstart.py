@@ -4,7 +4,8 @@ Shows: the whole system on a laptop. One layer x four loops reads the Bible in B
 presidential addresses (or generated English where those packages are absent).
 
 Command: make quickstart
-Hardware: two CPU cores. Time: under 6 minutes after installation. Result to expect: see the README.
+Hardware: two CPU cores. Time: 3 min 33 s measured after installation. Result to expect (measured):
+held-out causal loss 4.874 nats per token, 4.935 read after the first loop, against 6.406 by unigram.
 
 `:tiny` is the same system at a size for tests.
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains on a Google Cloud TPU VM of any number of hosts. See `launch/tpu_vm.sh help`.
+# Trains on a Google Cloud TPU VM. See `launch/tpu_vm.sh help`.
 #
 # shellcheck disable=SC2016  # What runs on the hosts is expanded there.
 set -euo pipefail

@@ -5,7 +5,7 @@ presidential addresses (or generated English where those packages are absent).
 
 Command: make quickstart
 Hardware: two CPU cores. Time: 3 min 33 s measured after installation. Result to expect (measured):
-held-out causal loss 4.874 nats per token, 4.935 read after the first loop, against 6.406 by unigram.
+held-out causal loss 4.874 nats per token, 4.935 read after loop 1, against 6.406 by unigram.
 
 `:tiny` is the same system at a size for tests.
 """

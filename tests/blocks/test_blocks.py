@@ -16,6 +16,8 @@ from looped_lm.nn.context import Context
 from looped_lm.nn.mlp import ACTIVATIONS
 from looped_lm.types import Inputs
 
+pytestmark = pytest.mark.slow  # CI runs them; `make test` has the golden numbers instead.
+
 VOCAB_SIZE = 50
 
 
@@ -51,7 +53,6 @@ def batch():
   )
 
 
-@pytest.mark.slow
 def test_a_hybrid_batch_sees_what_it_may(settings):
   model, params = build(settings)
   inputs = batch()
@@ -83,7 +84,6 @@ def test_bfloat16_keeps_the_stream_and_the_logits_wide(settings):
   assert logits.dtype == jnp.float32
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("layers", [(0, 2, 0), (1, 0, 1), (2, 0, 0), (0, 0, 0), (0, 1, 2)])
 def test_stacks_of_any_size_build_and_run(settings, layers):
   sizes = dict(zip(("prelude_layers", "core_layers", "coda_layers"), layers, strict=True))

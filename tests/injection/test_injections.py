@@ -18,6 +18,8 @@ from looped_lm.models import looped
 from looped_lm.nn import decay
 from looped_lm.types import Inputs
 
+pytestmark = pytest.mark.slow  # CI runs them; `make test` has the golden numbers instead.
+
 VOCAB_SIZE = 50
 # What may be set besides the name; noise is off unless a test turns it on.
 INJECTIONS = {

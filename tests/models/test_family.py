@@ -11,6 +11,8 @@ from looped_lm.models import looped
 from looped_lm.scaling import flops
 from looped_lm.types import Inputs
 
+pytestmark = pytest.mark.slow  # CI runs them; `make test` has the golden numbers instead.
+
 COUNTS = {
   ("parcae", "140m"): 144_323_136,
   ("parcae", "370m"): 388_003_328,
@@ -83,7 +85,6 @@ def test_a_layer_s_multiply_adds_are_its_matrices_and_attention(tiny_config, for
 TINY = [("parcae", ""), ("gpt2", ""), ("rdm", ""), ("grt", ""), *FORMS[-len(INJECTIONS) - 3 :]]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("form", TINY, ids=":".join)
 def test_every_form_has_a_tiny_one_that_runs(tiny_config, form):
   name, argument = form
@@ -109,7 +110,6 @@ def test_an_unknown_form_is_answered_with_the_known_ones(tiny_config):
     tiny_config("parcae", "240m")
 
 
-@pytest.mark.slow
 def test_a_shared_layer_is_one_layer_repeated(tiny_config):
   """ALBERT's sharing: six layers with one set of weights are a one-layer core of six loops."""
   settings = tiny_config("gpt2", "tiny")["model"]

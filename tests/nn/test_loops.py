@@ -25,6 +25,8 @@ from looped_lm.nn import dropout
 from looped_lm.nn.context import Context
 from looped_lm.nn.loops import recur
 
+pytestmark = pytest.mark.slow  # CI runs them; `make test` has the golden numbers instead.
+
 DIM, TOKENS, MAX_LOOPS = 4, 3, 20
 DEPTHS = ([1, 3, 4, 5, 9, 12], [1, 2, 3, 1, 2, 3], [8] * 6, [20, 1, 4, 4])
 
@@ -173,13 +175,12 @@ def check_rows_equal_their_own_loops(injection, *, tolerance, **fields):
   assert program._cache_size() == 1
 
 
-@pytest.mark.parametrize("grad_loops", [3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("grad_loops", [3, 4])
 @pytest.mark.parametrize("injection", ["none", "add", "diagonal"])
 def test_rows_equal_their_own_loops(injection, grad_loops):
   check_rows_equal_their_own_loops(injection, tolerance=1e-6, grad_loops=grad_loops)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
   "fields", [{"remat": "full"}, {"remat": "dots", "may_skip": True}], ids=str
 )
@@ -187,7 +188,6 @@ def test_recomputing_and_skipping_change_nothing(fields):
   check_rows_equal_their_own_loops("diagonal", tolerance=1e-6, **fields)
 
 
-@pytest.mark.slow
 def test_gradients_are_exact_in_float64(x64):
   check_rows_equal_their_own_loops("diagonal", tolerance=1e-13)
 

@@ -65,7 +65,7 @@ def provenance(name: str) -> list[dict[str, str]]:
     return [
       {
         "package": "looped-lm",
-        "version": importlib.metadata.version("looped-lm"),
+        "version": _own_version(),
         "sha256": hashlib.sha256(settings.encode()).hexdigest(),
       }
     ]
@@ -87,6 +87,11 @@ def _distribution(package: str) -> importlib.metadata.Distribution | None:
     return importlib.metadata.distribution(package)
   except importlib.metadata.PackageNotFoundError:
     return None
+
+
+def _own_version() -> str:
+  own = _distribution("looped-lm")
+  return own.version if own is not None else "not installed"
 
 
 def _files(package: str, pattern: str) -> list[importlib.metadata.PackagePath]:

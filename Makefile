@@ -5,7 +5,7 @@ VENV ?= .venv
 RUNS ?= runs
 # Tests run in so many processes; a file stays in one.
 JOBS ?= 2
-PYTEST = -m pytest -q -n $(JOBS) --dist loadfile --durations=10
+PYTEST = -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=10
 PY = $(VENV)/bin/python
 RUN = $(PY) -m looped_lm.main
 

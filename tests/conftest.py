@@ -34,6 +34,23 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("looped_lm")
 
 
+# Files of long tests, the longest first: started last, one of them would keep the others waiting.
+_LONG = (
+  "tests/reliability",
+  "tests/test_golden.py",
+  "tests/train/test_step.py",
+  "tests/test_jobs.py",
+  "tests/test_configs.py",
+)
+
+
+def pytest_collection_modifyitems(items):
+  def turn(item):
+    return next((i for i, name in enumerate(_LONG) if item.nodeid.startswith(name)), len(_LONG))
+
+  items.sort(key=turn)
+
+
 def pytest_unconfigure():
   _CACHE.cleanup()
 

@@ -15,7 +15,7 @@ from looped_lm.visibility import visible
 NAMES = sorted(path.stem for path in (pathlib.Path(__file__).parents[1] / "configs").glob("*.py"))
 
 # The others take their step among the slow tests.
-CORE = ("gpt_bert", "looped_gpt_bert", "looped_gpt_bert_paper", "quickstart")
+CORE = ("looped_gpt_bert", "quickstart")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -44,13 +44,31 @@ def tensors_of(path):
     return {name: file[name] for name in file.files}
 
 
-@pytest.fixture(params=files_of("gpt_bert"), ids=lambda path: path.stem)
+def each(family, *, slow=()):
+  """A parameter per file; those that cover what others of the project's cover too may be slow."""
+  return [
+    pytest.param(path, id=path.stem, marks=pytest.mark.slow if path.stem in slow else ())
+    for path in files_of(family)
+  ]
+
+
+@pytest.fixture(params=each("gpt_bert"))
 def golden(request):
   return tensors_of(request.param)
 
 
-@pytest.fixture(params=files_of("parcae"), ids=lambda path: path.stem)
+@pytest.fixture(params=each("gpt_bert", slow=("looped_gpt_bert_L5", "looped_gpt_bert_stack_L4")))
+def golden_steps(request):
+  return tensors_of(request.param)
+
+
+@pytest.fixture(params=each("parcae"))
 def parcae(request):
+  return tensors_of(request.param)
+
+
+@pytest.fixture(params=each("parcae", slow=("parcae_add", "parcae_linear")))
+def parcae_steps(request):
   return tensors_of(request.param)
 
 
@@ -138,8 +156,9 @@ def test_golden_float32(golden):
   assert_forward(golden, config, *jax.jit(forward)(params), 1e-4)
 
 
-def test_golden_float64(golden, x64):
+def test_golden_float64(golden_steps, x64):
   """Forward, loss, gradients, and four LAMB steps with their clipping."""
+  golden = golden_steps
   config, params, forward = pose(golden, np.float64)
   hparams = json.loads(str(golden["lamb/hparams"]))
   optimizer = lamb.Optimizer(
@@ -220,8 +239,9 @@ def test_parcae_float32(parcae):
   assert_logits(parcae, model, params, inputs, 1e-4)
 
 
-def test_parcae_float64(parcae, x64):
+def test_parcae_float64(parcae_steps, x64):
   """Logits at every depth, the loss and gradient of a truncated forward, the spectral norm."""
+  parcae = parcae_steps
   config, settings, params, inputs = parcae_parts(parcae, np.float64)
   vocab_size = torch_weights.vocab_size(config)
   model = looped.build(settings, vocab_size=vocab_size)

@@ -13,6 +13,8 @@ import pytest
 from looped_lm import jobs
 from looped_lm.train.checkpoint import Checkpoints
 
+pytestmark = pytest.mark.slow  # Three processes; `make test` has the pieces in tests/train.
+
 CONFIG = pathlib.Path(__file__).parents[2] / "configs" / "looped_gpt_bert.py"
 KILL_AT = 13
 

@@ -41,6 +41,7 @@ def single(experiment):
   return run(experiment, jax.jit(make_step(experiment)), split=lambda batch: batch)
 
 
+@pytest.mark.slow
 def test_one_device_equals_four_with_dropout(experiment, single):
   strategy = experiment.strategy
   assert jax.device_count() == 4

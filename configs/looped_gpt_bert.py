@@ -122,6 +122,28 @@ def get_config(arguments: str = "") -> config_dict.ConfigDict:
         "best_metric": "eval/clm/loss_nats",
       },
       "parallel": {"strategy": "pmap"},
+      # Of --mode=generate alone.
+      "generate": {
+        "task": "continue",  # Or "infill": fills every <mask>.
+        "prompts": (),
+        "prompt_file": "",
+        "batch_size": 8,
+        "max_new_tokens": 64,
+        "temperature": 0.8,
+        "top_k": 0,
+        "top_p": 0.95,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "stop": (),
+        "seed": 0,
+        "num_loops": 0,  # 0 takes model.num_loops.
+        "cache": "full",
+        "cache_budget": 0,
+        "halting": "none",
+        "halting_threshold": 0.0,
+        "halting_patience": 2,
+        "halting_min_loops": 1,
+      },
     }
   )
   if arguments == "tiny":

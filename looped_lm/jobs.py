@@ -13,8 +13,16 @@ from looped_lm import plugins
 from looped_lm.data import data_report
 from looped_lm.data.pipeline import Pipeline
 from looped_lm.data.prepare import Prepared, find_prepared, prepare, user_cache
+from looped_lm.data.tokenizer import Tokenizer
 from looped_lm.errors import UserError
+from looped_lm.generate import terminal
+from looped_lm.generate.continuation import Generator
+from looped_lm.generate.infill import Infiller
+from looped_lm.generate.sampling import Sampling
 from looped_lm.models import looped
+from looped_lm.nn.cache import Policy
+from looped_lm.nn.decode import Decoding
+from looped_lm.nn.halting import Halting
 from looped_lm.optim import schedules
 from looped_lm.scaling.describe import describe
 from looped_lm.train import checkpoint, loop, metrics, parallel, report, run_record, step
@@ -32,7 +40,11 @@ _GROUPS = (
   "train",
   "evals",
   "parallel",
+  "generate",
 )
+# What no training depends on: a workdir goes on whatever they say.
+_FREE = ("generate",)
+_TOKENIZER = "tokenizer.json"
 _BUDGETS = {"total_words": "words", "total_tokens": "tokens", "total_epochs": "epochs"}
 
 
@@ -133,7 +145,7 @@ def run(
   """
   parallel.cache_programs(user_cache() / "compiled")
   check(config)
-  if mode in ("train", "eval") and not workdir:
+  if mode in ("train", "eval", "generate") and not workdir:
     raise UserError(f"--workdir is missing; --mode={mode} needs a folder for the run.")
   MODES[mode](config, workdir=workdir, overrides=overrides, allow_config_change=allow_config_change)
 
@@ -203,7 +215,7 @@ def build(config: Config) -> Experiment:
 def _train(
   config: Config, *, workdir: str, overrides: Mapping[str, Any], allow_config_change: bool
 ) -> None:
-  changes = run_record.check_same(workdir, config, allow_change=allow_config_change)
+  changes = run_record.check_same(workdir, config, allow_change=allow_config_change, free=_FREE)
   experiment = build(config)
   train, strategy = config["train"], experiment.strategy
   evaluate = experiment.evaluators()
@@ -225,6 +237,7 @@ def _train(
     print(describe(experiment.model, config, experiment.prepared))
     if jax.process_index() == 0:
       run_record.write(workdir, config, overrides=overrides, changes=changes, step=first)
+      experiment.prepared.tokenizer.save(str(epath.Path(workdir) / _TOKENIZER))
     with metrics.Metrics(
       workdir,
       total_steps=experiment.total_steps,
@@ -273,6 +286,82 @@ def _eval(config: Config, *, workdir: str, **_: Any) -> None:
   _print_figures(experiment.evaluators()(experiment.strategy.replicate(params)))
 
 
+def _generate(config: Config, *, workdir: str, **_: Any) -> None:
+  run_record.check_same(workdir, config, allow_change=True)
+  settings = _generation(config)
+  prompts = terminal.prompts(settings)
+  tokenizer = _workdir_tokenizer(config, workdir)
+  model = looped.build(config["model"], vocab_size=tokenizer.vocab_size)
+  which = "ema" if config["evals"]["weights"] == "ema" else "params"
+  params = checkpoint.restore_params(
+    workdir, jax.eval_shape(model.init, jax.random.key(0)), which=which
+  )
+  common = {
+    "model": model,
+    "params": params,
+    "tokenizer": tokenizer,
+    "sampling": _picked(Sampling, settings),
+    "seed": settings["seed"],
+  }
+  num_loops = settings["num_loops"] or model.num_loops
+  if settings["task"] == "infill":
+    terminal.fill(Infiller(**common, num_loops=num_loops), prompts)
+    return
+  generator = Generator(
+    **common,
+    decoding=_decoding(settings, num_loops),
+    max_new_tokens=settings["max_new_tokens"],
+    stop=tuple(settings["stop"]),
+  )
+  terminal.go_on(generator, prompts, batch_size=settings["batch_size"])
+
+
+def _generation(config: Config) -> Mapping[str, Any]:
+  """The config's `generate` group, checked as far as it can be without weights."""
+  settings, objective = config["generate"], config["objective"]["name"]
+  if settings["task"] not in ("continue", "infill"):
+    raise UserError(f"generate.task={settings['task']!r} is none of ['continue', 'infill'].")
+  if settings["batch_size"] < 1:
+    raise UserError(f"generate.batch_size={settings['batch_size']} must be at least 1.")
+  if settings["num_loops"] < 0:
+    raise UserError(
+      f"generate.num_loops={settings['num_loops']} must be at least 1; 0 takes model.num_loops."
+    )
+  if settings["task"] == "infill" and "mntp" not in _modes(objective):
+    raise UserError(
+      f"generate.task='infill' needs a model that was trained with masked rows, and "
+      f"objective.name={objective!r} has none: use one trained with 'hybrid' or 'mntp', or "
+      "generate.task='continue'."
+    )
+  _picked(Sampling, settings)
+  decoding = _decoding(settings, settings["num_loops"] or config["model"]["num_loops"])
+  if decoding.halting.looks_at == "gate" and not config["model"].get("exit_gate"):
+    raise UserError(
+      "generate.halting='exit_gate' needs a model with a learned gate: model.exit_gate=True, "
+      "trained with objective.exit_entropy_weight."
+    )
+  return settings
+
+
+def _decoding(settings: Mapping[str, Any], num_loops: int) -> Decoding:
+  halting = {
+    name.removeprefix("halting_"): value
+    for name, value in settings.items()
+    if name.startswith("halting_")
+  }
+  return Decoding(
+    num_loops=num_loops,
+    policy=Policy(name=settings["cache"], budget=settings["cache_budget"]),
+    halting=Halting(name=settings["halting"], **halting),
+  )
+
+
+def _workdir_tokenizer(config: Config, workdir: str) -> Tokenizer:
+  """The tokenizer that a run keeps beside its checkpoints."""
+  path = epath.Path(workdir) / _TOKENIZER
+  return Tokenizer.load(str(path)) if path.exists() else _prepare(config).tokenizer
+
+
 def _prepare_only(config: Config, **_: Any) -> None:
   prepared = _prepare(config)
   print(data_report.text(prepared.report))
@@ -287,6 +376,7 @@ def _describe(config: Config, **_: Any) -> None:
 MODES: dict[str, Callable[..., None]] = {
   "train": _train,
   "eval": _eval,
+  "generate": _generate,
   "prepare": _prepare_only,
   "describe": _describe,
 }
@@ -321,18 +411,23 @@ def _vocabulary(prepared: Prepared) -> Vocabulary:
   )
 
 
+def _modes(objective: str) -> tuple[str, ...]:
+  return plugins.load("objectives", objective).Objective.modes
+
+
+def _picked(cls: Any, settings: Mapping[str, Any]) -> Any:
+  """A dataclass from those of the settings that it has."""
+  fields = {field.name for field in dataclasses.fields(cls)}
+  return cls(**{name: value for name, value in settings.items() if name in fields})
+
+
 def _objective(config: Config, vocabulary: Vocabulary) -> Any:
   cls = plugins.load("objectives", config["objective"]["name"]).Objective
-  given = {k: v for k, v in config["objective"].items() if k != "name"}
-  fields = {field.name for field in dataclasses.fields(cls)}
-  used = {k: v for k, v in given.items() if k in fields}
-  return cls(vocabulary=vocabulary, **used)
+  return _picked(cls, {**config["objective"], "vocabulary": vocabulary})
 
 
 def _optimizer(config: Config) -> Any:
-  cls = plugins.load("optim", config["optim"]["name"]).Optimizer
-  fields = {field.name for field in dataclasses.fields(cls)}
-  return cls(**{k: v for k, v in config["optim"].items() if k in fields})
+  return _picked(plugins.load("optim", config["optim"]["name"]).Optimizer, config["optim"])
 
 
 def _schedule(config: Config, *, total_steps: int) -> optax.Schedule:

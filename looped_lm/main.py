@@ -1,7 +1,8 @@
 """The command line: flags to a config, and the config to a job.
 
 python -m looped_lm.main --config=configs/NAME.py[:arguments] --workdir=DIR \
-  [--mode=train|prepare|eval|describe] [--config.group.field=value …]
+  [--mode=train|prepare|eval|describe|generate] [--config.group.field=value …] \
+  [--prompt=TEXT …]
 """
 
 from collections.abc import Sequence
@@ -20,6 +21,10 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "Where the run lives: checkpoint
 _MODE = flags.DEFINE_enum("mode", "train", sorted(jobs.MODES), "What to do.")
 _ALLOW_CONFIG_CHANGE = flags.DEFINE_bool(
   "allow_config_change", False, "Go on in a workdir that was started with another config."
+)
+
+_PROMPT = flags.DEFINE_multi_string(
+  "prompt", None, "A text for --mode=generate, once for each; the same as config.generate.prompts."
 )
 
 
@@ -41,6 +46,10 @@ def run(arguments: Sequence[str]) -> None:
     raise UserError(f"Unknown arguments {rest[1:]}; flags start with two dashes.")
   if config is None:
     raise UserError("--config is missing; give a file such as configs/quickstart.py.")
+  if _PROMPT.value:
+    if _MODE.value != "generate":
+      raise UserError(f"--prompt is for --mode=generate, not --mode={_MODE.value}.")
+    config["generate"]["prompts"] = tuple(_PROMPT.value)
   overrides = config_flags.get_override_values(flags.FLAGS["config"])
   jobs.run(
     _MODE.value,

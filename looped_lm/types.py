@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from flax import struct
 import jax
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 Params = Any  # A nested dict of arrays.
 # A figure that adds over devices and micro-batches: (sum, weight), divided once by the reader.
@@ -88,6 +88,42 @@ class Output:
 
   hidden_BTD: Float[Array, "B T D"]
   states_RBTD: Float[Array, "R B T D"] | None = None
+
+
+@struct.dataclass
+class Continuation:
+  """Tokens that a model reads after others, which its cache holds. The order is causal.
+
+  Attributes:
+    tokens_BT: The new tokens.
+    start: Place of the first of them among all.
+    real_BS: Which places hold a token, those of the chunk included; the others are padding, which
+      may stand before a text but not in it. S is the cache's capacity.
+  """
+
+  tokens_BT: Int[Array, "B T"]
+  start: Int[Array, ""]
+  real_BS: Bool[Array, "B S"]
+
+  @property
+  def real_BT(self) -> Bool[Array, "B T"]:
+    """Which of the new tokens are no padding."""
+    return jax.lax.dynamic_slice_in_dim(self.real_BS, self.start, self.tokens_BT.shape[1], axis=1)
+
+
+@struct.dataclass
+class Decoded:
+  """What reading a `Continuation` gives.
+
+  Attributes:
+    hidden_BTD: After the coda, ready for `Model.readout`.
+    loops_BT: Loops that each token took; 0 for padding.
+    executed_loops: Loops that the chunk took, a halted token's last one for its keys included.
+  """
+
+  hidden_BTD: Float[Array, "B T D"]
+  loops_BT: Int[Array, "B T"]
+  executed_loops: Int[Array, ""]
 
 
 @struct.dataclass
@@ -174,6 +210,10 @@ class Model:
       so that any loop can be read out.
     readout: (params, hidden_BTD, row_B, key=None) -> logits_BTV in at least float32.
     draw_loops: (row_B, key, progress=1.0) -> loops_B, as `encode` draws them with the same key.
+    make_cache: (batch, capacity, decoding) -> an empty cache for `decode`.
+    decode: (params, cache, continuation, decoding) -> (Decoded, cache); `decoding` is a
+      `nn.decode.Decoding`.
+    max_length: The longest text in tokens, `<s>` included; None where positions set no limit.
     diagnose: params -> figures of the injection, e.g. the spectral radius of its decay.
     num_loops: Loops used where none are asked for and none drawn: those of evaluation.
     vocab_size: V.
@@ -184,6 +224,9 @@ class Model:
   finish: Callable[..., Float[Array, "B T D"]]
   readout: Callable[..., Float[Array, "B T V"]]
   draw_loops: Callable[..., Int[Array, " B"]]
+  make_cache: Callable[..., Any]
+  decode: Callable[..., tuple[Decoded, Any]]
+  max_length: int | None
   diagnose: Callable[[Params], dict[str, Float[Array, ""]]]
   num_loops: int
   vocab_size: int

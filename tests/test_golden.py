@@ -62,13 +62,8 @@ def golden_steps(request):
   return tensors_of(request.param)
 
 
-@pytest.fixture(params=each("parcae"))
-def parcae(request):
-  return tensors_of(request.param)
-
-
 @pytest.fixture(params=each("parcae", slow=("parcae_add", "parcae_linear")))
-def parcae_steps(request):
+def parcae(request):
   return tensors_of(request.param)
 
 
@@ -239,9 +234,8 @@ def test_parcae_float32(parcae):
   assert_logits(parcae, model, params, inputs, 1e-4)
 
 
-def test_parcae_float64(parcae_steps, x64):
+def test_parcae_float64(parcae, x64):
   """Logits at every depth, the loss and gradient of a truncated forward, the spectral norm."""
-  parcae = parcae_steps
   config, settings, params, inputs = parcae_parts(parcae, np.float64)
   vocab_size = torch_weights.vocab_size(config)
   model = looped.build(settings, vocab_size=vocab_size)

@@ -1,5 +1,6 @@
 """The command line as a user meets it: one line and exit code 1 for a mistake."""
 
+import json
 import pathlib
 import subprocess
 import sys
@@ -7,33 +8,63 @@ import sys
 import pytest
 
 CONFIG = pathlib.Path(__file__).parents[1] / "configs" / "looped_gpt_bert.py"
+TINY = f"--config={CONFIG}:tiny"
+
+MISTAKES = {
+  'Did you mean "num_loops"': [TINY, "--config.model.num_lops=3"],
+  "num_loops": [TINY, "--config.model.num_loops=x"],
+  "--workdir is missing": [TINY],
+  "looped_gpt_bert.py:huge is unknown": [f"--config={CONFIG}:huge"],
+  "--config is missing": ["--workdir=x"],
+  "configs/nothing.py": ["--config=configs/nothing.py"],
+  "describe": [TINY, "--mode=trian"],
+  "--prompt is for --mode=generate": [TINY, "--mode=describe", "--prompt=Hello"],
+}
+# Every command in a process of its own, which has imported everything already.
+FORKS = """
+import io, json, os, sys
+from looped_lm import main
+for number, arguments in enumerate(json.loads(sys.argv[1])):
+  child = os.fork()
+  if not child:
+    out, err = (os.open(f"{sys.argv[2]}/{number}.{end}", os.O_CREAT | os.O_WRONLY)
+                for end in ("out", "err"))
+    os.dup2(out, 1), os.dup2(err, 2)
+    sys.argv = ["looped_lm.main", *arguments]
+    main.main()
+    sys.exit(0)
+  print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
 
 
-def run(*arguments):
-  command = [sys.executable, "-m", "looped_lm.main", *arguments]
-  return subprocess.run(command, capture_output=True, text=True, timeout=300)
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+  """What each mistaken command answers: exit code and error output."""
+  folder = tmp_path_factory.mktemp("answers")
+  done = subprocess.run(
+    [sys.executable, "-c", FORKS, json.dumps(list(MISTAKES.values())), folder],
+    capture_output=True,
+    text=True,
+    timeout=300,
+    check=True,
+  )
+  codes = [int(line) for line in done.stdout.split()]
+  return {
+    expected: (code, (folder / f"{number}.err").read_text())
+    for number, (expected, code) in enumerate(zip(MISTAKES, codes, strict=True))
+  }
 
 
-@pytest.mark.parametrize(
-  ("arguments", "expected"),
-  [
-    ([f"--config={CONFIG}:tiny", "--config.model.num_lops=3"], 'Did you mean "num_loops"'),
-    ([f"--config={CONFIG}:tiny", "--config.model.num_loops=x"], "num_loops"),
-    ([f"--config={CONFIG}:tiny"], "--workdir is missing"),
-    ([f"--config={CONFIG}:huge"], "looped_gpt_bert.py:huge is unknown"),
-    (["--workdir=x"], "--config is missing"),
-    (["--config=configs/nothing.py"], "configs/nothing.py"),
-    ([f"--config={CONFIG}:tiny", "--mode=trian"], "describe"),
-  ],
-)
-def test_a_mistake_is_one_line(arguments, expected):
-  done = run(*arguments)
-  assert done.returncode == 1
-  assert expected in done.stderr
-  assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+@pytest.mark.parametrize("expected", MISTAKES)
+def test_a_mistake_is_one_line(answers, expected):
+  code, error = answers[expected]
+  assert code == 1
+  assert expected in error
+  assert len(error.strip().splitlines()) == 1, error
 
 
 def test_describe_from_the_command_line():
-  done = run(f"--config={CONFIG}", "--mode=describe")
+  command = [sys.executable, "-m", "looped_lm.main", f"--config={CONFIG}", "--mode=describe"]
+  done = subprocess.run(command, capture_output=True, text=True, timeout=300)
   assert done.returncode == 0, done.stderr
   assert "12,330,004" in done.stdout

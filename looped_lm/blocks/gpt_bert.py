@@ -16,15 +16,23 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
+import numpy as np
 
 from looped_lm.errors import UserError
 from looped_lm.nn import dropout
+from looped_lm.nn.cache import Memory
 from looped_lm.nn.context import Context
 from looped_lm.nn.linear import Linear, truncated_normal
 from looped_lm.nn.mixing import DepthWeightedAverage, History
 from looped_lm.nn.mlp import NormedGeglu
 from looped_lm.nn.norms import layer_norm
-from looped_lm.nn.positions import LOOKUPS, RelativePositions, bucket_table, disentangled_bias
+from looped_lm.nn.positions import (
+  LOOKUPS,
+  RelativePositions,
+  bucket_rows,
+  bucket_table,
+  disentangled_bias,
+)
 from looped_lm.nn.precision import widen
 
 DWA_SCOPES = ("layer", "stack")
@@ -100,6 +108,7 @@ class Block(nn.Module):
       norm_eps=self.norm_eps,
       compute_dtype=dtype,
     )
+    self.memory = Memory()
     self.mix_attention = DepthWeightedAverage()
     self.mix_mlp = DepthWeightedAverage()
 
@@ -137,11 +146,10 @@ class Block(nn.Module):
     q_BTD, k_BTD = jnp.split(self.qk(u_BTD), 2, axis=-1)
     v_BTD, gate_BTD = jnp.split(self.vg(u_BTD), 2, axis=-1)
     q_BTNH, k_BTNH, v_BTNH = self._heads(q_BTD), self._heads(k_BTD), self._heads(v_BTD)
-    bucket_TS = bucket_table(
-      x_BTD.shape[1], num_buckets=self.num_buckets, max_distance=self.max_distance
-    )
+    k_BSNH, v_BSNH = self.memory(context.chunk, k_BTNH, v_BTNH)
+    bucket_TS = self._bucket_table(x_BTD.shape[1], context)
     bias_BNTS = disentangled_bias(
-      q_BTNH, k_BTNH, *position_keys, bucket_TS, lookup=self.position_lookup
+      q_BTNH, k_BSNH, *position_keys, bucket_TS, lookup=self.position_lookup
     )
 
     def drop(array: jax.Array, place: int) -> jax.Array:
@@ -150,8 +158,8 @@ class Block(nn.Module):
 
     c_BTNH = self.attention(
       q_BTNH,
-      k_BTNH,
-      v_BTNH,
+      k_BSNH,
+      v_BSNH,
       context.see_BTS,
       bias_BNTS,
       scale=1.0 / math.sqrt(3 * q_BTNH.shape[-1]),
@@ -160,6 +168,12 @@ class Block(nn.Module):
     c_BTD = c_BTNH.reshape(x_BTD.shape) * jax.nn.gelu(gate_BTD, approximate=False)
     # The output's dropout is the attention's too, as in the reference.
     return drop(self.out(layer_norm(c_BTD, self.norm_eps)), _ATTENTION_OUT)
+
+  def _bucket_table(self, length: int, context: Context) -> np.ndarray | jax.Array:
+    sizes = {"num_buckets": self.num_buckets, "max_distance": self.max_distance}
+    if context.chunk is None:
+      return bucket_table(length, **sizes)
+    return bucket_rows(context.chunk.start, length, context.chunk.capacity, **sizes)
 
   def _heads(self, x: Float[Array, "... D"]) -> Float[Array, "... N H"]:
     return x.reshape(*x.shape[:-1], self.num_heads, self.embed_dim // self.num_heads)

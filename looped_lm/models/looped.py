@@ -1,14 +1,14 @@
-"""The one skeleton: embed, prelude once, shared core R times, coda once, read out.
+"""From the `model` group of a config to a model.
 
-Every system is a point in this space: the block, the injection and the attention pattern are
-plug-ins, the sizes of prelude, core and coda are numbers.
+Every system is a point in one space: the block, the injection and the attention pattern are
+plug-ins, the sizes of prelude, core and coda are numbers. `skeleton` is what they are put into.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 import dataclasses
 from typing import Any
 
-import flax.linen as nn
+import jax
 from jax.core import Tracer
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
@@ -16,18 +16,17 @@ import numpy as np
 
 from looped_lm import plugins
 from looped_lm.errors import UserError
+from looped_lm.models.skeleton import LoopedLM, Settings
+from looped_lm.nn import cache, embed, heads, recurrence, states
 from looped_lm.nn import depth as depths
-from looped_lm.nn import dropout, embed, heads, recurrence, states
-from looped_lm.nn.context import Context
+from looped_lm.nn.decode import Decoding
 from looped_lm.nn.embed import Embed
 from looped_lm.nn.heads import HEADS
-from looped_lm.nn.loops import REMAT, recur
+from looped_lm.nn.loops import REMAT
 from looped_lm.nn.precision import COMPUTE_DTYPES
 from looped_lm.nn.recurrence import Recurrence
-from looped_lm.types import Inputs, Model, Output, Params
-from looped_lm.visibility import visible
+from looped_lm.types import Continuation, Decoded, Inputs, Model, Output, Params
 
-Settings = Mapping[str, Any]
 _MODEL_FIELDS = (
   "embed_dim",
   "prelude_layers",
@@ -46,164 +45,6 @@ _MODEL_FIELDS = (
   "recurrence",
   "core_block",
 )
-
-
-class Stack(nn.Module):
-  """Layers applied once, in order, with one history of the residual stream.
-
-  Attributes:
-    block: The block's class.
-    settings: Its settings, the same for all layers.
-    num_layers: How many layers.
-    first_layer: Physical index of the first one.
-  """
-
-  block: type[nn.Module]
-  settings: Settings
-  num_layers: int
-  first_layer: int
-
-  def setup(self):
-    self.layers = [
-      self.block(**self.settings, layer_index=self.first_layer + index, stack_index=index)
-      for index in range(self.num_layers)
-    ]
-
-  def invariants(self, context: Context) -> tuple[Any, ...]:
-    """What each layer needs that does not depend on its input."""
-    return tuple(layer.invariants(context) for layer in self.layers)
-
-  def __call__(
-    self, x_BTD: Float[Array, "B T D"], context: Context, invariants: tuple[Any, ...]
-  ) -> Float[Array, "B T D"]:
-    history = ()
-    for layer, invariant in zip(self.layers, invariants, strict=True):
-      x_BTD, history = layer(x_BTD, history, context, invariant)
-    return x_BTD
-
-
-class LoopedLM(nn.Module):
-  """A looped language model.
-
-  Attributes:
-    embed: Settings of the token embedding.
-    head: Class and settings of the read-out.
-    shared: Class and settings of what all layers share, or None.
-    block: Class and settings of the block.
-    core_block: Settings in which the core's layers differ.
-    recurrence_: Settings of what surrounds the core in every loop.
-    injection_: Class and settings of the injection.
-    prelude_layers: Layers before the loop.
-    core_layers: Layers of the shared core.
-    coda_layers: Layers after the loop.
-    depth: How many loops rows take in training.
-    remat: What the backward pass recomputes, a key of `nn.loops.REMAT`.
-  """
-
-  embed: Settings
-  head: tuple[type[nn.Module], Settings]
-  shared: tuple[type[nn.Module], Settings] | None
-  block: tuple[type[nn.Module], Settings]
-  core_block: Settings
-  recurrence_: Settings
-  injection_: tuple[type[nn.Module], Settings]
-  prelude_layers: int
-  core_layers: int
-  coda_layers: int
-  depth: depths.Depth
-  remat: str
-
-  def setup(self):
-    block, settings = self.block
-    self.embedder = Embed(**self.embed, name="embed")
-    self.shared_parts = self.shared[0](**self.shared[1], name="shared") if self.shared else None
-    self.prelude = Stack(block, settings, self.prelude_layers, 0)
-    core = {**settings, **self.core_block}
-    self.core = Stack(block, core, self.core_layers, self.prelude_layers)
-    self.coda = Stack(block, settings, self.coda_layers, self.prelude_layers + self.core_layers)
-    self.injection = self.injection_[0](**self.injection_[1])
-    self.recurrence = Recurrence(**self.recurrence_)
-    self.reader = self.head[0](**self.head[1], name="head")
-
-  def encode(
-    self,
-    inputs: Inputs,
-    key: Key[Array, ""] | None,
-    num_loops: int | Int[Array, " B"],
-    max_loops: int,
-    keep_states: bool,
-  ) -> Output:
-    """From tokens to what the read-out takes; `num_loops` per row is at most `max_loops`."""
-    context = self._context(inputs, key)
-    e_BTD = self.embedder(inputs.tokens_BT, context.keys_B)
-    e_BTD = self.prelude(e_BTD, context, self.prelude.invariants(context))
-    e_BTD = self.recurrence.begin(e_BTD)
-    h_BTD, states_RBTD = recur(
-      self,
-      self.injection.start(e_BTD, keys_B=context.keys_B),
-      self.injection.prepare(e_BTD),
-      context,
-      self.core.invariants(context),
-      num_loops=num_loops,
-      grad_loops=self.depth.trained_loops,
-      max_loops=max_loops,
-      may_skip=self.depth.may_skip,
-      remat=self.remat,
-      keep_states=keep_states,
-    )
-    return Output(hidden_BTD=self._finish(h_BTD, context), states_RBTD=states_RBTD)
-
-  def one_loop(self, h: Any, anchor: Any, context: Context, invariants: Any) -> Any:
-    """The state after one more loop.
-
-    Args:
-      h: The state: [B, T, D], or what else the injection keeps.
-      anchor: What the injection prepared.
-      context: Of this loop.
-      invariants: The core's loop-invariant parts.
-    """
-    loop_B, keys_B = context.loop_B, context.keys_B
-    assert loop_B is not None
-    x_BTD = self.injection.enter(h, anchor, loop_B=loop_B, keys_B=keys_B)
-    x_BTD = self.recurrence.enter(x_BTD, loop_B)
-    out_BTD = self.core(x_BTD, context, invariants)
-    new = self.injection.update(h, anchor, out_BTD, loop_B=loop_B, keys_B=keys_B)
-    return self.recurrence.update(h, new, loop_B)
-
-  def finish(self, h_BTD: Float[Array, "B T D"], inputs: Inputs) -> Float[Array, "B T D"]:
-    """Sends one recurrent state through the coda."""
-    return self._finish(h_BTD, self._context(inputs, None))
-
-  def readout(
-    self,
-    hidden_BTD: Float[Array, "B T D"],
-    row_B: Int[Array, " B"],
-    key: Key[Array, ""] | None,
-  ) -> Float[Array, "B T V"]:
-    """Logits of every position."""
-    keys_B = None if key is None else dropout.row_keys(key, row_B)
-    return self.reader(hidden_BTD, self.embedder.table(), keys_B)
-
-  def __call__(self, inputs: Inputs) -> Float[Array, "B T V"]:
-    """Touches every part once; parameters are made here."""
-    output = self.encode(inputs, None, 1, 1, False)
-    return self.readout(output.hidden_BTD, inputs.row_B, None)
-
-  def _finish(self, h_BTD: Float[Array, "B T D"], context: Context) -> Float[Array, "B T D"]:
-    x_BTD = self.injection.leave(h_BTD)
-    if self.recurrence.exit_norm == "head":
-      x_BTD = self.reader.normalize(x_BTD)
-    x_BTD = self.recurrence.leave(x_BTD)
-    return self.coda(x_BTD, context, self.coda.invariants(context))
-
-  def _context(self, inputs: Inputs, key: Key[Array, ""] | None) -> Context:
-    return Context(
-      see_BTS=visible(inputs.order_BT, inputs.segments_BT),
-      tokens_BT=inputs.tokens_BT,
-      shared=None if self.shared_parts is None else self.shared_parts(),
-      key=key,
-      keys_B=None if key is None else dropout.row_keys(key, inputs.row_B),
-    )
 
 
 def build(settings: Settings, *, vocab_size: int) -> Model:
@@ -333,16 +174,54 @@ def _as_functions(
   def readout(params, hidden_BTD, row_B, *, key=None):
     return apply("readout", params, hidden_BTD, row_B, key)
 
+  def make_cache(batch: int, capacity: int, decoding: Decoding) -> Any:
+    chunk = Continuation(
+      tokens_BT=jnp.zeros((batch, 1), jnp.int32),
+      start=jnp.int32(0),
+      real_BS=jnp.ones((batch, capacity), bool),
+    )
+    variables = jax.eval_shape(
+      lambda key: module.init(key, chunk, decoding, method="decode"), jax.random.key(0)
+    )
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), variables[cache.COLLECTION])
+
+  def decode(
+    params: Params, past: Any, chunk: Continuation, decoding: Decoding
+  ) -> tuple[Decoded, Any]:
+    variables = {"params": params, cache.COLLECTION: past}
+    decoded, changed = module.apply(
+      variables, chunk, decoding, method="decode", mutable=[cache.COLLECTION]
+    )
+    return decoded, _settled(changed[cache.COLLECTION], chunk, decoding, decoded.executed_loops)
+
   return Model(
     init=init,
     encode=encode,
     finish=finish,
     readout=readout,
     draw_loops=draw_loops,
+    make_cache=make_cache,
+    decode=decode,
+    max_length=module.embed.get("max_positions") or None,
     diagnose=lambda params: diagnostics(params.get("injection", {})),
     num_loops=default_loops,
     vocab_size=vocab_size,
   )
+
+
+def _settled(past: Any, chunk: Continuation, decoding: Decoding, executed: Int[Array, ""]) -> Any:
+  """Gives a chunk's tokens keys and values for the loops that nobody ran."""
+  parts = {}
+  if decoding.settles:
+    parts["core"] = executed - 1
+  if decoding.halting.looks_at == "prediction":
+    parts["coda"] = executed
+  length = chunk.tokens_BT.shape[1]
+  return past | {
+    name: cache.settle(past[name], chunk.start, length, last)
+    for name, last in parts.items()
+    if name in past
+  }
 
 
 def _check(settings: Settings) -> None:

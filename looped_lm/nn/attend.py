@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from looped_lm.nn import dropout
+from looped_lm.nn.cache import Memory
 from looped_lm.nn.context import Context
 from looped_lm.nn.linear import Linear
 from looped_lm.nn.norms import rms_norm
@@ -121,11 +122,13 @@ class SelfAttention(nn.Module):
       )
       return linear(u_BTD).reshape(*u_BTD.shape[:2], heads, head_dim)
 
-    q_BTNH = self._place(project("query", self.num_heads, self.use_bias or self.qk_bias))
-    k_BTKH = self._place(project("key", self.num_kv_heads, self.use_bias or self.qk_bias))
+    qk_bias = self.use_bias or self.qk_bias
+    q_BTNH = self._place(project("query", self.num_heads, qk_bias), context)
+    k_BTKH = self._place(project("key", self.num_kv_heads, qk_bias), context)
     v_BTKH = project("value", self.num_kv_heads, self.use_bias)
     if extra_BTKH is not None:
       v_BTKH = narrow(widen(v_BTKH) + extra_BTKH, self.compute_dtype)
+    k_BTKH, v_BTKH = Memory(name="memory")(context.chunk, k_BTKH, v_BTKH)
     repeats = self.num_heads // self.num_kv_heads
     c_BTNH = self.attention(
       q_BTNH,
@@ -144,10 +147,14 @@ class SelfAttention(nn.Module):
     )
     return self._drop(out(c_BTNH.reshape(u_BTD.shape)), _ATTENTION_OUT, context)
 
-  def _place(self, x: Float[Array, "B T N H"]) -> Float[Array, "B T N H"]:
+  def _place(self, x: Float[Array, "B T N H"], context: Context) -> Float[Array, "B T N H"]:
     """Turns by position and normalises; both in float32, since the angles need it."""
     if self.positions == "rotary":
-      x = rotate(x, theta=self.rope_theta)
+      chunk = context.chunk
+      where = {}
+      if chunk is not None:
+        where = {"position_BT": chunk.position_BT, "num_positions": chunk.capacity}
+      x = rotate(x, theta=self.rope_theta, **where)
     if self.qk_norm:
       x = rms_norm(x, float(jnp.finfo(widen(x).dtype).eps))
     return narrow(x, self.compute_dtype)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Key
 
 from looped_lm.nn import dropout
+from looped_lm.nn.cache import Chunk
 
 
 @struct.dataclass
@@ -21,6 +22,7 @@ class Context:
     key: The step's key for draws that all rows share; None without randomness.
     keys_B: One key per row; None without randomness.
     loop_B: Inside the recurrence, how many loops each row has behind it; None outside.
+    chunk: Where keys and values are kept for later tokens; None where all is read at once.
   """
 
   see_BTS: Bool[Array, "B T S"]
@@ -29,6 +31,7 @@ class Context:
   key: Key[Array, ""] | None
   keys_B: Key[Array, " B"] | None
   loop_B: Int[Array, " B"] | None = None
+  chunk: Chunk | None = None
 
   def in_loop(self, loop: Int[Array, ""] | Int[Array, " B"]) -> "Context":
     """The context of one loop: the same, with fresh row keys.

@@ -64,9 +64,17 @@ class Embed(nn.Module):
     return self.embedding @ self.projection if self.factor_dim else self.embedding
 
   def __call__(
-    self, tokens_BT: Int[Array, "B T"], keys_B: Key[Array, " B"] | None
+    self,
+    tokens_BT: Int[Array, "B T"],
+    keys_B: Key[Array, " B"] | None,
+    position_BT: Int[Array, "B T"] | None = None,
   ) -> Float[Array, "B T D"]:
     """Looks tokens up.
+
+    Args:
+      tokens_BT: Token ids.
+      keys_B: The rows' keys, or None for no dropout.
+      position_BT: Where they stand, or None for 0 .. T - 1.
 
     Raises:
       UserError: The rows are longer than the learned positions.
@@ -78,14 +86,17 @@ class Embed(nn.Module):
       x_BTD = self.scale * x_BTD
     length = tokens_BT.shape[1]
     if self.positions == "learned":
-      if length > self.max_positions:
+      if position_BT is None and length > self.max_positions:
         raise UserError(
           f"Rows of {length} tokens need model.embed.max_positions of at least that; it is "
           f"{self.max_positions}."
         )
-      x_BTD = x_BTD + widen(self.position[:length])
+      where = slice(length) if position_BT is None else position_BT
+      x_BTD = x_BTD + widen(self.position[where])
     elif self.positions == "sinusoidal":
-      x_BTD = x_BTD + sinusoid(jnp.arange(length), self.embed_dim, x_BTD.dtype)
+      where = jnp.arange(length) if position_BT is None else position_BT.reshape(-1)
+      vectors = sinusoid(where, self.embed_dim, x_BTD.dtype)
+      x_BTD = x_BTD + vectors.reshape(-1, length, self.embed_dim)
     if self.norm:
       x_BTD = layer_norm(x_BTD, self.norm_eps)
     return dropout.dropout(x_BTD, self.dropout_rate, keys_B, site=dropout.EMBED)

@@ -19,17 +19,40 @@ LOOKUPS = ("one_hot", "gather")
 def bucket_table(length: int, *, num_buckets: int, max_distance: int) -> Int[np.ndarray, "T S"]:
   """The row of the position table that each (query, key) pair uses.
 
-  With r = query - key and mid = K // 2: |r| <= mid has its own bucket; beyond, the bucket is
-  mid + ceil((mid - 1) ln(min(|r|, M - 1) / mid) / ln((M - 1) / mid)), with the sign of r. Made with
-  numpy, because the last distance sits exactly on a step of the ceiling.
-
   Args:
     length: T.
     num_buckets: K; the table has 2 K - 1 rows.
     max_distance: M; all distances from M - 1 on share the last bucket.
   """
+  r_TS = np.arange(length)[:, None] - np.arange(length)[None, :]
+  return _buckets(r_TS, num_buckets, max_distance)
+
+
+def bucket_rows(
+  start: Int[Array, ""], length: int, capacity: int, *, num_buckets: int, max_distance: int
+) -> Int[Array, "T S"]:
+  """The rows of `bucket_table` for queries at start .. start + T - 1 and keys at 0 .. S - 1.
+
+  Args:
+    start: Place of the first query, known only when the program runs.
+    length: T.
+    capacity: S.
+    num_buckets: K.
+    max_distance: M.
+  """
+  bucket_r = _buckets(np.arange(1 - capacity, capacity), num_buckets, max_distance)
+  r_TS = start + jnp.arange(length)[:, None] - jnp.arange(capacity)[None, :]
+  return jnp.asarray(bucket_r)[r_TS + capacity - 1]
+
+
+def _buckets(r: Int[np.ndarray, "..."], num_buckets: int, max_distance: int) -> np.ndarray:
+  """The rows for distances r = query - key.
+
+  With mid = K // 2: |r| <= mid has its own bucket; beyond, the bucket is
+  mid + ceil((mid - 1) ln(min(|r|, M - 1) / mid) / ln((M - 1) / mid)), with the sign of r. Made with
+  numpy, because the last distance sits exactly on a step of the ceiling.
+  """
   mid = num_buckets // 2
-  r = np.arange(length)[:, None] - np.arange(length)[None, :]
   far = np.minimum(np.abs(r), max_distance - 1).clip(mid)
   steps = np.log(far / mid) / np.log((max_distance - 1) / mid) * (mid - 1)
   bucket = np.where(np.abs(r) <= mid, r, np.sign(r) * (mid + np.ceil(steps))).astype(np.int32)
@@ -61,7 +84,7 @@ def disentangled_bias(
   k_BSNH: Float[Array, "B S N H"],
   position_q_PNH: Float[Array, "P N H"],
   position_k_PNH: Float[Array, "P N H"],
-  bucket_TS: Int[np.ndarray, "T S"],
+  bucket_TS: Int[np.ndarray, "T S"] | Int[Array, "T S"],
   *,
   lookup: str,
 ) -> Float[Array, "B N T S"]:
@@ -74,11 +97,17 @@ def disentangled_bias(
     k_BSNH: Keys.
     position_q_PNH: Bucket vectors through the layer's query projection.
     position_k_PNH: Bucket vectors through the layer's key projection.
-    bucket_TS: From `bucket_table`.
+    bucket_TS: From `bucket_table` or `bucket_rows`.
     lookup: "one_hot" (a matrix product; accelerators) or "gather".
   """
   dtype = jnp.promote_types(q_BTNH.dtype, jnp.float32)
   content_BNTP = jnp.einsum("BTNH,PNH->BNTP", q_BTNH, position_k_PNH, preferred_element_type=dtype)
+  if q_BTNH.shape[1] == 1:
+    # One query meets every key in one bucket: no need of the keys' products with all the others.
+    to_key_BNTS = jnp.take(content_BNTP, bucket_TS[0], axis=-1)
+    position_q_SNH = position_q_PNH[bucket_TS[0]]
+    to_query_BNS = jnp.einsum("BSNH,SNH->BNS", k_BSNH, position_q_SNH, preferred_element_type=dtype)
+    return to_key_BNTS + to_query_BNS[:, :, None]
   content_BNSP = jnp.einsum("BSNH,PNH->BNSP", k_BSNH, position_q_PNH, preferred_element_type=dtype)
   if lookup == "gather":
     to_key_BNTS = jnp.take_along_axis(content_BNTP, bucket_TS[None, None], axis=-1)

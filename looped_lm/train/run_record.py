@@ -45,7 +45,7 @@ def check_same(
     workdir: The run's folder; a fresh one passes.
     config: The resolved configuration.
     allow_change: What --allow_config_change says.
-    free: Dotted fields that may change without it, e.g. "train.log_every_steps".
+    free: Groups and dotted fields that may change without it, e.g. "train.log_every_steps".
 
   Returns:
     The fields that differ: dotted name -> (old, new).
@@ -62,7 +62,11 @@ def check_same(
       )
     return {}
   changes = differences(_load(path), config)
-  kept = {name: pair for name, pair in changes.items() if name not in free}
+  kept = {
+    name: pair
+    for name, pair in changes.items()
+    if name not in free and name.split(".")[0] not in free
+  }
   if kept and not allow_change:
     listed = "; ".join(f"{name}: {_text(old)} -> {_text(new)}" for name, (old, new) in kept.items())
     raise UserError(

@@ -1,0 +1,274 @@
+"""Continues texts: prompts of any lengths in one batch, one token at a time, with a cache."""
+
+from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+import functools
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+import numpy as np
+
+from looped_lm.errors import UserError
+from looped_lm.generate.sampling import Sampling, choose
+from looped_lm.nn import cache
+from looped_lm.nn.decode import Decoding
+from looped_lm.types import Continuation, Model, Params
+
+# Prompts are padded to a multiple of this, so that few lengths are compiled.
+_PROMPT_STEP = 32
+# What is decoded from half a character.
+_HALF = "\ufffd"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Continued:
+  """A prompt's continuation.
+
+  Attributes:
+    text: What follows the prompt, up to the stop string.
+    ids: Its tokens; may reach beyond the stop string by part of a token.
+    loops: Loops that each of these tokens was predicted with.
+    finished: What ended it: "stop", "end of text" or "length".
+  """
+
+  text: str
+  ids: tuple[int, ...]
+  loops: tuple[int, ...]
+  finished: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cost:
+  """What a batch took.
+
+  Attributes:
+    new_tokens: Of all rows.
+    cache_bytes: Size of keys and values for the whole batch.
+    first_seconds: Until every row had two tokens: compiling, and reading the prompts.
+    timed_tokens: Those of all rows that came after.
+    seconds: What these took.
+  """
+
+  new_tokens: int
+  cache_bytes: int
+  first_seconds: float
+  timed_tokens: int
+  seconds: float
+
+  @property
+  def tokens_per_second(self) -> float | None:
+    """Of all rows together, once everything is compiled; None where too few were made."""
+    return self.timed_tokens / self.seconds if self.timed_tokens and self.seconds else None
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class Generator:
+  """Continues texts with one model.
+
+  Attributes:
+    model: The model.
+    params: Its parameters.
+    tokenizer: Its tokenizer.
+    sampling: How a token is chosen.
+    decoding: Depth, cache policy and halting.
+    max_new_tokens: The longest continuation, at least 1.
+    stop: Strings that end a continuation; they are not part of it.
+    seed: Of all draws. A prompt's draws depend on it and on the prompt's index alone.
+  """
+
+  model: Model
+  params: Params
+  tokenizer: Any
+  sampling: Sampling
+  decoding: Decoding
+  max_new_tokens: int
+  stop: tuple[str, ...] = ()
+  seed: int = 0
+
+  def __post_init__(self):
+    if self.max_new_tokens < 1:
+      raise UserError(f"generate.max_new_tokens={self.max_new_tokens} must be at least 1.")
+    if self.decoding.num_loops < 1:
+      raise UserError(f"generate.num_loops={self.decoding.num_loops} must be at least 1.")
+    if self.decoding.halting.min_loops > self.decoding.num_loops:
+      raise UserError(
+        f"generate.halting_min_loops={self.decoding.halting.min_loops} must be at most the "
+        f"{self.decoding.num_loops} loops of generate.num_loops."
+      )
+    if "" in self.stop:
+      raise UserError("generate.stop holds an empty string, which would end every text at once.")
+
+  def run(
+    self,
+    prompts: Sequence[str],
+    *,
+    first_index: int = 0,
+    on_text: Callable[[int, str], None] | None = None,
+  ) -> tuple[list[Continued], Cost]:
+    """Continues a batch of prompts.
+
+    Args:
+      prompts: At least one; "" starts a text.
+      first_index: Index of the first prompt among all, for its draws.
+      on_text: Gets a prompt's place in the batch and its new text, as soon as it is certain.
+
+    Raises:
+      UserError: A prompt and its continuation exceed the model's positions.
+    """
+    ids = [[self.tokenizer.bos_id, *self.tokenizer.encode(prompt).tolist()] for prompt in prompts]
+    longest = max(map(len, ids))
+    width = -(-longest // _PROMPT_STEP) * _PROMPT_STEP
+    most = self.model.max_length
+    if most is not None:
+      self._check_length(prompts, ids, most)
+    capacity = width + self.max_new_tokens
+    tokens_BT = np.full((len(ids), width), self.tokenizer.pad_id, np.int32)
+    real_BS = np.ones((len(ids), capacity), bool)
+    seen_BV = np.zeros((len(ids), self.model.vocab_size), bool)
+    for row, own in enumerate(ids):
+      tokens_BT[row, width - len(own) :] = own
+      real_BS[row, : width - len(own)] = False
+      seen_BV[row, own] = True
+    rows = [_Row(self.tokenizer, own[1:], self.stop, self.max_new_tokens) for own in ids]
+    past = self.model.make_cache(len(ids), capacity, self.decoding)
+    cache_bytes = cache.num_bytes(past)
+    stream = self._tokens(tokens_BT, real_BS, seen_BV, past, first_index)
+    started = time.perf_counter()
+    timed_from, timed_tokens = started, 0
+    for number, (token_B, loops_B) in enumerate(stream):
+      running = 0
+      for row, (state, token, loops) in enumerate(zip(rows, token_B, loops_B, strict=True)):
+        if not state.finished:
+          new = state.add(int(token), int(loops))
+          running += 1
+          if new and on_text is not None:
+            on_text(row, new)
+      if number < 2:
+        timed_from = time.perf_counter()
+      else:
+        timed_tokens += running
+      if all(state.finished for state in rows):
+        break
+    ended = time.perf_counter()
+    return [state.result() for state in rows], Cost(
+      new_tokens=sum(len(state.ids) for state in rows),
+      seconds=ended - timed_from if timed_tokens else 0.0,
+      first_seconds=timed_from - started,
+      timed_tokens=timed_tokens,
+      cache_bytes=cache_bytes,
+    )
+
+  def _tokens(
+    self,
+    tokens_BT: np.ndarray,
+    real_BS: np.ndarray,
+    seen_BV: np.ndarray,
+    past: Any,
+    first_index: int,
+  ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Each next token of every row and the loops it was predicted with, without end."""
+    index_B = jnp.arange(first_index, first_index + len(tokens_BT))
+    key_B = jax.vmap(functools.partial(jax.random.fold_in, jax.random.key(self.seed)))(index_B)
+    tokens, seen, start, number = jnp.asarray(tokens_BT), jnp.asarray(seen_BV), 0, 0
+    while True:
+      chunk = Continuation(tokens_BT=tokens, start=jnp.int32(start), real_BS=jnp.asarray(real_BS))
+      start += tokens.shape[1]
+      token_B, loops_B, seen, past = self._advance(
+        self.params, past, chunk, seen, key_B, jnp.int32(number)
+      )
+      number += 1
+      tokens = token_B[:, None]
+      yield np.asarray(token_B), np.asarray(loops_B)
+
+  @functools.cached_property
+  def _advance(self) -> Callable[..., Any]:
+    tokenizer, model = self.tokenizer, self.model
+    # A text may end; no other special is text.
+    barred = np.zeros(model.vocab_size, bool)
+    barred[sorted(set(tokenizer.special_ids) - {tokenizer.eos_id})] = True
+
+    @functools.partial(jax.jit, donate_argnums=(1, 3))
+    def advance(
+      params: Params,
+      past: Any,
+      chunk: Continuation,
+      seen_BV: Bool[Array, "B V"],
+      key_B: jax.Array,
+      number: Int[Array, ""],
+    ) -> tuple[jax.Array, jax.Array, jax.Array, Any]:
+      decoded, past = model.decode(params, past, chunk, self.decoding)
+      row_B = jnp.arange(len(chunk.tokens_BT), dtype=jnp.int32)
+      logits_BV = model.readout(params, decoded.hidden_BTD[:, -1:], row_B)[:, 0]
+      logits_BV = jnp.where(barred, -jnp.inf, logits_BV)
+      keys_B = jax.vmap(jax.random.fold_in, (0, None))(key_B, number)
+      token_B = choose(logits_BV, seen_BV, keys_B, self.sampling)
+      seen_BV = seen_BV.at[row_B, token_B].set(True)
+      return token_B, decoded.loops_BT[:, -1], seen_BV, past
+
+    return advance
+
+  def _check_length(self, prompts: Sequence[str], ids: list[list[int]], most: int) -> None:
+    for prompt, own in zip(prompts, ids, strict=True):
+      if len(own) + self.max_new_tokens - 1 > most:
+        raise UserError(
+          f"The prompt {_short(prompt)} has {len(own)} tokens with <s>, and {self.max_new_tokens} "
+          f"new ones would exceed the model's {most} positions: shorten the prompt or lower "
+          "generate.max_new_tokens."
+        )
+
+
+class _Row:
+  """One text as it grows."""
+
+  def __init__(self, tokenizer: Any, prompt: list[int], stop: tuple[str, ...], max_new_tokens: int):
+    self.ids: list[int] = []
+    self.loops: list[int] = []
+    self.finished = ""
+    self._tokenizer = tokenizer
+    self._prompt = prompt
+    self._prompt_length = len(tokenizer.decode(prompt))
+    self._stop = stop
+    self._most = max_new_tokens
+    self._text = ""
+    self._shown = 0
+
+  def add(self, token: int, loops: int) -> str:
+    """Takes a token in and gives the text that is certain to stay and was not given yet."""
+    if token == self._tokenizer.eos_id:
+      self.finished = "end of text"
+      return self._show(len(self._text))
+    self.ids.append(token)
+    self.loops.append(loops)
+    self._text = self._tokenizer.decode(self._prompt + self.ids)[self._prompt_length :]
+    found = [place for stop in self._stop if (place := self._text.find(stop)) >= 0]
+    if found:
+      self.finished, self._text = "stop", self._text[: min(found)]
+    elif len(self.ids) == self._most:
+      self.finished = "length"
+    if self.finished:
+      return self._show(len(self._text))
+    certain = self._text.rstrip(_HALF)
+    held = max((_overlap(certain, stop) for stop in self._stop), default=0)
+    return self._show(len(certain) - held)
+
+  def result(self) -> Continued:
+    return Continued(
+      text=self._text, ids=tuple(self.ids), loops=tuple(self.loops), finished=self.finished
+    )
+
+  def _show(self, end: int) -> str:
+    new, self._shown = self._text[self._shown : end], max(self._shown, end)
+    return new
+
+
+def _overlap(text: str, stop: str) -> int:
+  """Length of the longest end of the text with which the stop string begins."""
+  most = min(len(text), len(stop) - 1)
+  return next((n for n in range(most, 0, -1) if text.endswith(stop[:n])), 0)
+
+
+def _short(prompt: str) -> str:
+  return repr(prompt if len(prompt) <= 40 else prompt[:40] + "…")

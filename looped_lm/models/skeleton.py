@@ -1,0 +1,238 @@
+"""The one skeleton: embed, prelude once, shared core R times, coda once, read out."""
+
+from collections.abc import Mapping
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+from looped_lm.nn import depth as depths
+from looped_lm.nn import dropout
+from looped_lm.nn.cache import Chunk
+from looped_lm.nn.context import Context
+from looped_lm.nn.decode import Decoding, coda_chunk, decode_loops
+from looped_lm.nn.embed import Embed
+from looped_lm.nn.loops import recur
+from looped_lm.nn.precision import widen
+from looped_lm.nn.recurrence import Recurrence
+from looped_lm.types import Continuation, Decoded, Inputs, Output
+from looped_lm.visibility import visible
+
+Settings = Mapping[str, Any]
+
+
+class Stack(nn.Module):
+  """Layers applied once, in order, with one history of the residual stream.
+
+  Attributes:
+    block: The block's class.
+    settings: Its settings, the same for all layers.
+    num_layers: How many layers.
+    first_layer: Physical index of the first one.
+  """
+
+  block: type[nn.Module]
+  settings: Settings
+  num_layers: int
+  first_layer: int
+
+  def setup(self):
+    self.layers = [
+      self.block(**self.settings, layer_index=self.first_layer + index, stack_index=index)
+      for index in range(self.num_layers)
+    ]
+
+  def invariants(self, context: Context) -> tuple[Any, ...]:
+    """What each layer needs that does not depend on its input."""
+    return tuple(layer.invariants(context) for layer in self.layers)
+
+  def __call__(
+    self, x_BTD: Float[Array, "B T D"], context: Context, invariants: tuple[Any, ...]
+  ) -> Float[Array, "B T D"]:
+    history = ()
+    for layer, invariant in zip(self.layers, invariants, strict=True):
+      x_BTD, history = layer(x_BTD, history, context, invariant)
+    return x_BTD
+
+
+class LoopedLM(nn.Module):
+  """A looped language model.
+
+  Attributes:
+    embed: Settings of the token embedding.
+    head: Class and settings of the read-out.
+    shared: Class and settings of what all layers share, or None.
+    block: Class and settings of the block.
+    core_block: Settings in which the core's layers differ.
+    recurrence_: Settings of what surrounds the core in every loop.
+    injection_: Class and settings of the injection.
+    prelude_layers: Layers before the loop.
+    core_layers: Layers of the shared core.
+    coda_layers: Layers after the loop.
+    depth: How many loops rows take in training.
+    remat: What the backward pass recomputes, a key of `nn.loops.REMAT`.
+  """
+
+  embed: Settings
+  head: tuple[type[nn.Module], Settings]
+  shared: tuple[type[nn.Module], Settings] | None
+  block: tuple[type[nn.Module], Settings]
+  core_block: Settings
+  recurrence_: Settings
+  injection_: tuple[type[nn.Module], Settings]
+  prelude_layers: int
+  core_layers: int
+  coda_layers: int
+  depth: depths.Depth
+  remat: str
+
+  def setup(self):
+    block, settings = self.block
+    self.embedder = Embed(**self.embed, name="embed")
+    self.shared_parts = self.shared[0](**self.shared[1], name="shared") if self.shared else None
+    self.prelude = Stack(block, settings, self.prelude_layers, 0)
+    core = {**settings, **self.core_block}
+    self.core = Stack(block, core, self.core_layers, self.prelude_layers)
+    self.coda = Stack(block, settings, self.coda_layers, self.prelude_layers + self.core_layers)
+    self.injection = self.injection_[0](**self.injection_[1])
+    self.recurrence = Recurrence(**self.recurrence_)
+    self.reader = self.head[0](**self.head[1], name="head")
+
+  def encode(
+    self,
+    inputs: Inputs,
+    key: Key[Array, ""] | None,
+    num_loops: int | Int[Array, " B"],
+    max_loops: int,
+    keep_states: bool,
+  ) -> Output:
+    """From tokens to what the read-out takes; `num_loops` per row is at most `max_loops`."""
+    context = self._context(inputs, key)
+    e_BTD = self.embedder(inputs.tokens_BT, context.keys_B)
+    e_BTD = self.prelude(e_BTD, context, self.prelude.invariants(context))
+    e_BTD = self.recurrence.begin(e_BTD)
+    h_BTD, states_RBTD = recur(
+      self,
+      self.injection.start(e_BTD, keys_B=context.keys_B),
+      self.injection.prepare(e_BTD),
+      context,
+      self.core.invariants(context),
+      num_loops=num_loops,
+      grad_loops=self.depth.trained_loops,
+      max_loops=max_loops,
+      may_skip=self.depth.may_skip,
+      remat=self.remat,
+      keep_states=keep_states,
+    )
+    return Output(hidden_BTD=self._finish(h_BTD, context), states_RBTD=states_RBTD)
+
+  def one_loop(self, h: Any, anchor: Any, context: Context, invariants: Any) -> Any:
+    """The state after one more loop.
+
+    Args:
+      h: The state: [B, T, D], or what else the injection keeps.
+      anchor: What the injection prepared.
+      context: Of this loop.
+      invariants: The core's loop-invariant parts.
+    """
+    loop_B, keys_B = context.loop_B, context.keys_B
+    assert loop_B is not None
+    x_BTD = self.injection.enter(h, anchor, loop_B=loop_B, keys_B=keys_B)
+    x_BTD = self.recurrence.enter(x_BTD, loop_B)
+    out_BTD = self.core(x_BTD, context, invariants)
+    new = self.injection.update(h, anchor, out_BTD, loop_B=loop_B, keys_B=keys_B)
+    return self.recurrence.update(h, new, loop_B)
+
+  def decode(self, chunk: Continuation, decoding: Decoding) -> Decoded:
+    """Reads tokens after those that the cache holds, and puts theirs into it."""
+    context = self._chunk_context(chunk)
+    position = context.chunk
+    assert position is not None
+    e_BTD = self.embedder(chunk.tokens_BT, None, position.position_BT)
+    e_BTD = self.prelude(e_BTD, context, self.prelude.invariants(context))
+    e_BTD = self.recurrence.begin(e_BTD)
+    h_BTD, loops_BT, executed = decode_loops(
+      self,
+      self.injection.start(e_BTD, keys_B=None),
+      self.injection.prepare(e_BTD),
+      context,
+      self.core.invariants(context),
+      decoding,
+      real_BT=chunk.real_BT,
+      vocab_size=self.embed["vocab_size"],
+    )
+    at_end = dataclasses.replace(context, chunk=coda_chunk(position, decoding))
+    return Decoded(
+      hidden_BTD=self._finish(h_BTD, at_end), loops_BT=loops_BT, executed_loops=executed
+    )
+
+  def predict(self, h_BTD: Any, context: Context) -> Float[Array, "B T V"]:
+    """Logits of a recurrent state."""
+    return self.reader(self._finish(h_BTD, context), self.embedder.table(), None)
+
+  def exit_probability(self, h_BTD: Any) -> Float[Array, "B T"]:
+    """Probability of leaving with this state, from the learned gate."""
+    return jax.nn.sigmoid(widen(self.exit_gate(self.injection.leave(h_BTD)))[..., 0])
+
+  def finish(self, h_BTD: Float[Array, "B T D"], inputs: Inputs) -> Float[Array, "B T D"]:
+    """Sends one recurrent state through the coda."""
+    return self._finish(h_BTD, self._context(inputs, None))
+
+  def readout(
+    self,
+    hidden_BTD: Float[Array, "B T D"],
+    row_B: Int[Array, " B"],
+    key: Key[Array, ""] | None,
+  ) -> Float[Array, "B T V"]:
+    """Logits of every position."""
+    keys_B = None if key is None else dropout.row_keys(key, row_B)
+    return self.reader(hidden_BTD, self.embedder.table(), keys_B)
+
+  def __call__(self, inputs: Inputs) -> Float[Array, "B T V"]:
+    """Touches every part once; parameters are made here."""
+    output = self.encode(inputs, None, 1, 1, False)
+    return self.readout(output.hidden_BTD, inputs.row_B, None)
+
+  def _finish(self, h_BTD: Float[Array, "B T D"], context: Context) -> Float[Array, "B T D"]:
+    x_BTD = self.injection.leave(h_BTD)
+    if self.recurrence.exit_norm == "head":
+      x_BTD = self.reader.normalize(x_BTD)
+    x_BTD = self.recurrence.leave(x_BTD)
+    return self.coda(x_BTD, context, self.coda.invariants(context))
+
+  def _chunk_context(self, chunk: Continuation) -> Context:
+    length, capacity = chunk.tokens_BT.shape[1], chunk.real_BS.shape[1]
+    place_T = chunk.start + jnp.arange(length)
+    earlier_TS = jnp.arange(capacity)[None, :] <= place_T[:, None]
+    position_BS = jnp.maximum(jnp.cumsum(chunk.real_BS, axis=1) - 1, 0)
+    position_BT = jax.lax.dynamic_slice_in_dim(position_BS, chunk.start, length, axis=1)
+    zero = jnp.int32(0)
+    return Context(
+      see_BTS=chunk.real_BT[:, :, None] & chunk.real_BS[:, None, :] & earlier_TS,
+      tokens_BT=chunk.tokens_BT,
+      shared=None if self.shared_parts is None else self.shared_parts(),
+      key=None,
+      keys_B=None,
+      chunk=Chunk(
+        start=chunk.start,
+        position_BT=position_BT,
+        writes_BT=jnp.ones_like(chunk.real_BT),
+        slot=zero,
+        previous_slot=zero,
+        runs=zero,
+        num_slots=1,
+        capacity=capacity,
+      ),
+    )
+
+  def _context(self, inputs: Inputs, key: Key[Array, ""] | None) -> Context:
+    return Context(
+      see_BTS=visible(inputs.order_BT, inputs.segments_BT),
+      tokens_BT=inputs.tokens_BT,
+      shared=None if self.shared_parts is None else self.shared_parts(),
+      key=key,
+      keys_B=None if key is None else dropout.row_keys(key, inputs.row_B),
+    )

@@ -1,0 +1,161 @@
+"""Keys and values of what was already read, so that a new token costs one token's work.
+
+Every attention layer of the core runs once per loop, and each run has keys and values of its own. A
+policy says in which slot of a layer's cache a loop keeps its own, and so how many slots there are:
+
+| policy | slots | a later token's loop r reads |
+|---|---|---|
+| full | R | what loop r left: the same numbers as reading everything at once |
+| last | 1 | what the last loop left |
+| every | k | what the latest loop r' with r' ≡ r (mod k) left (Huginn's budget of k) |
+| mean | 1 | the mean over the loops |
+
+Only "full" is exact. The others save memory, and lose little where training drew the depth.
+Within the chunk that is being read, keys and values are always those of the running loop.
+"""
+
+import dataclasses
+from typing import Any
+
+from flax import struct
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+import numpy as np
+
+from looped_lm.errors import UserError
+
+POLICIES = ("full", "last", "every", "mean")
+# The Flax collection.
+COLLECTION = "cache"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Policy:
+  """Where loops keep their keys and values.
+
+  Attributes:
+    name: One of `POLICIES`.
+    budget: k of "every"; 0 for the others.
+  """
+
+  name: str = "full"
+  budget: int = 0
+
+  def __post_init__(self):
+    if self.name not in POLICIES:
+      raise UserError(f"generate.cache={self.name!r} is none of {list(POLICIES)}.")
+    if (self.name == "every") != (self.budget > 0):
+      raise UserError(
+        f"generate.cache_budget={self.budget} must be at least 1 for cache='every' and 0 for the "
+        f"others; cache={self.name!r}."
+      )
+
+  def slots(self, num_loops: int) -> int:
+    """Slots of a layer of the core."""
+    return {"full": num_loops, "every": min(self.budget, num_loops)}.get(self.name, 1)
+
+  def slot(self, loop: Int[Array, ""]) -> Int[Array, ""]:
+    """The slot of one loop."""
+    if self.name == "full":
+      return loop
+    return loop % self.budget if self.name == "every" else jnp.zeros_like(loop)
+
+
+@struct.dataclass
+class Chunk:
+  """Tokens that are read after others, and where their keys and values go.
+
+  Attributes:
+    start: Place of the chunk's first token in the cache.
+    position_BT: Each token's position in its own text, from 0; anything for padding.
+    writes_BT: Tokens whose keys and values are their own now; the others keep those of
+      `previous_slot`.
+    slot: Which slot this run of the layer reads and writes.
+    previous_slot: Which slot the tokens that do not write keep.
+    runs: How many runs are already averaged in the slot; 0 replaces what is there.
+    num_slots: Slots of the layer's cache.
+    capacity: Places of the cache.
+  """
+
+  start: Int[Array, ""]
+  position_BT: Int[Array, "B T"]
+  writes_BT: Bool[Array, "B T"]
+  slot: Int[Array, ""]
+  previous_slot: Int[Array, ""]
+  runs: Int[Array, ""]
+  num_slots: int = struct.field(pytree_node=False)
+  capacity: int = struct.field(pytree_node=False)
+
+
+class Memory(nn.Module):
+  """A layer's keys and values; it has no parameters."""
+
+  @nn.compact
+  def __call__(
+    self,
+    chunk: Chunk | None,
+    k_BTKH: Float[Array, "B T K H"],
+    v_BTKH: Float[Array, "B T K H"],
+  ) -> tuple[Float[Array, "B S K H"], Float[Array, "B S K H"]]:
+    """Takes in a chunk's keys and values.
+
+    Args:
+      chunk: Where they go; None without a cache.
+      k_BTKH: The chunk's keys.
+      v_BTKH: Its values.
+
+    Returns:
+      The keys and values of everything read so far; without a cache, those given.
+    """
+    if chunk is None:
+      return k_BTKH, v_BTKH
+    return self._extend("keys", chunk, k_BTKH), self._extend("values", chunk, v_BTKH)
+
+  def _extend(
+    self, name: str, chunk: Chunk, new_BTKH: Float[Array, "B T K H"]
+  ) -> Float[Array, "B S K H"]:
+    batch, length, heads, head_dim = new_BTKH.shape
+    shape = (chunk.num_slots, batch, chunk.capacity, heads, head_dim)
+    store = self.variable(COLLECTION, name, jnp.zeros, shape, new_BTKH.dtype)
+
+    def place(slot: jax.Array) -> tuple[Any, ...]:
+      return (slot, 0, chunk.start, 0, 0)
+
+    size = (1, batch, length, heads, head_dim)
+    old_BTKH = jax.lax.dynamic_slice(store.value, place(chunk.previous_slot), size)[0]
+    writes = chunk.writes_BT[:, :, None, None]
+    now_BTKH = jnp.where(writes, new_BTKH, old_BTKH)
+    # Of a mean, what is kept is not what this loop reads of the chunk itself.
+    mean_BTKH = old_BTKH + (new_BTKH - old_BTKH) / (chunk.runs + 1).astype(new_BTKH.dtype)
+    kept_BTKH = jnp.where(writes & (chunk.runs > 0), mean_BTKH, now_BTKH)
+    store.value = jax.lax.dynamic_update_slice(store.value, kept_BTKH[None], place(chunk.slot))
+    all_BSKH = jax.lax.dynamic_index_in_dim(store.value, chunk.slot, keepdims=False)
+    return jax.lax.dynamic_update_slice(all_BSKH, now_BTKH, (0, chunk.start, 0, 0))
+
+
+def settle(cache: Any, chunk_start: Int[Array, ""], length: int, last_slot: Int[Array, ""]) -> Any:
+  """Copies a chunk's entries in one slot to all slots behind it.
+
+  Args:
+    cache: Of some layers; every leaf is [slots, B, S, K, H].
+    chunk_start: Place of the chunk's first token.
+    length: T.
+    last_slot: The last slot that was written.
+  """
+
+  def leaf(store: jax.Array) -> jax.Array:
+    slots, batch, _, heads, head_dim = store.shape
+    size = (slots, batch, length, heads, head_dim)
+    part = jax.lax.dynamic_slice(store, (0, 0, chunk_start, 0, 0), size)
+    behind = (jnp.arange(slots) > last_slot).reshape(-1, 1, 1, 1, 1)
+    part = jnp.where(behind, jax.lax.dynamic_index_in_dim(part, last_slot), part)
+    return jax.lax.dynamic_update_slice(store, part, (0, 0, chunk_start, 0, 0))
+
+  return jax.tree.map(leaf, cache)
+
+
+def num_bytes(cache: Any) -> int:
+  """What a cache, or its shapes, takes."""
+  return sum(int(np.prod(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(cache))

@@ -1,0 +1,144 @@
+"""Reading tokens after others gives what reading all at once gives."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from looped_lm import visibility
+from looped_lm.models import looped
+from looped_lm.nn.cache import Policy
+from looped_lm.nn.decode import Decoding
+from looped_lm.nn.halting import Halting
+from looped_lm.types import Continuation, Inputs
+
+VOCAB, LENGTH = 60, 10
+# Texts of 10 and 7 tokens, the shorter one behind three pads.
+PADS = np.array([0, 3])
+REAL = np.arange(LENGTH)[None, :] >= PADS[:, None]
+TOKENS = np.random.default_rng(0).integers(16, VOCAB, (2, LENGTH)).astype(np.int32)
+
+FORMS = {
+  "gpt_bert": ("looped_gpt_bert", {}),
+  "gpt_bert_stack": ("gpt_bert", {"core_layers": 2}),
+  "parcae": ("parcae", {}),
+  "grt": ("grt", {}),
+  "sandwich": ("huginn", {}),
+  "recursive": ("recursive_gpt", {}),
+  "universal": ("universal_transformer", {}),
+  **{
+    name: ("looped_gpt_bert_injections", {}, name)
+    for name in ("none", "add", "add_norm", "diagonal_zoh", "linear", "gated", "hyper_connections")
+  },
+}
+FAST = ("gpt_bert",)
+EVERY_FORM = [
+  name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in FORMS
+]
+
+
+@functools.cache
+def build(form, configs):
+  name, changes, *argument = FORMS[form]
+  settings = configs(name, ",".join([*argument, "tiny"]))["model"] | changes
+  model = looped.build(settings, vocab_size=VOCAB)
+  params = jax.jit(model.init)(jax.random.key(0))
+
+  def stir(path, x):
+    """No parameter at a value that hides a fault."""
+    noise = np.random.default_rng(len(jax.tree_util.keystr(path))).normal(size=x.shape)
+    return x + 0.05 * jnp.asarray(noise, x.dtype)
+
+  return model, jax.tree_util.tree_map_with_path(stir, params)
+
+
+def at_once(model, params, tokens_BT, num_loops):
+  """Hidden vectors of whole texts without a cache."""
+  tokens_BT = jnp.asarray(tokens_BT)
+  inputs = Inputs(
+    tokens_BT=tokens_BT,
+    order_BT=visibility.causal(tokens_BT),
+    segments_BT=jnp.ones_like(tokens_BT),
+    row_B=jnp.arange(len(tokens_BT), dtype=jnp.int32),
+  )
+  encode = jax.jit(lambda params: model.encode(params, inputs, num_loops=num_loops).hidden_BTD)
+  return np.asarray(encode(params))
+
+
+def in_parts(model, params, lengths, decoding, *, tokens_BT=TOKENS, real_BT=REAL, capacity=12):
+  """Hidden vectors and loops from chunks of some lengths."""
+  batch = len(tokens_BT)
+  cache = model.make_cache(batch, capacity, decoding)
+  step = jax.jit(lambda params, cache, chunk: model.decode(params, cache, chunk, decoding))
+  hidden, loops, start = [], [], 0
+  for length in lengths:
+    real_BS = np.zeros((batch, capacity), bool)
+    real_BS[:, : start + length] = real_BT[:, : start + length]
+    chunk = Continuation(
+      tokens_BT=jnp.asarray(tokens_BT[:, start : start + length]),
+      start=jnp.int32(start),
+      real_BS=jnp.asarray(real_BS),
+    )
+    decoded, cache = step(params, cache, chunk)
+    hidden.append(decoded.hidden_BTD)
+    loops.append(decoded.loops_BT)
+    start += length
+  return np.concatenate(hidden, axis=1), np.concatenate(loops, axis=1)
+
+
+@pytest.mark.parametrize("form", EVERY_FORM)
+def test_cached_decoding_is_the_full_forward(tiny_config, form):
+  model, params = build(form, tiny_config)
+  decoding = Decoding(num_loops=4)
+  ours, loops = in_parts(model, params, [6, 1, 1, 1, 1], decoding)
+  np.testing.assert_array_equal(loops, np.where(REAL, 4, 0))
+  for row, pads in enumerate(PADS):
+    theirs = at_once(model, params, TOKENS[row : row + 1, pads:], 4)[0]
+    np.testing.assert_allclose(ours[row, pads:], theirs, atol=1e-5 * np.abs(theirs).max())
+
+
+# Thresholds at which some tokens of each model halt early and others late.
+HALTINGS = [
+  ("gpt_bert", Halting(name="state_change", threshold=0.08)),
+  ("parcae", Halting(name="kl", threshold=0.0055, min_loops=2)),
+  ("gpt_bert", Halting(name="kl", threshold=0.0015)),
+  ("gpt_bert", Halting(name="argmax_stable", patience=4)),
+  ("parcae", Halting(name="state_change", threshold=0.123)),
+  ("parcae", Halting(name="entropy", threshold=3.85)),
+  ("grt", Halting(name="entropy", threshold=4.05)),
+  ("hyper_connections", Halting(name="state_change", threshold=0.25)),
+  ("sandwich", Halting(name="kl", threshold=0.05)),
+]
+
+
+@pytest.mark.parametrize(
+  ("form", "halting"),
+  [
+    pytest.param(*case, id=f"{case[0]}-{case[1].name}", marks=pytest.mark.slow if place else ())
+    for place, case in enumerate(HALTINGS)
+  ],
+)
+def test_tokens_that_halt_are_the_same_one_by_one_all_at_once_and_alone(tiny_config, form, halting):
+  model, params = build(form, tiny_config)
+  decoding = Decoding(num_loops=6, halting=halting)
+  ours, loops = in_parts(model, params, [4, 1, 1, 1, 1, 1, 1], decoding)
+  own = loops[REAL]
+  assert own.min() < own.max(), f"all tokens halt together: {own}"
+  assert (loops[~REAL] == 0).all()
+  whole, whole_loops = in_parts(model, params, [LENGTH], decoding)
+  np.testing.assert_array_equal(loops, whole_loops)
+  for row, pads in enumerate(PADS):
+    scale = np.abs(whole[row, pads:]).max()
+    np.testing.assert_allclose(ours[row, pads:], whole[row, pads:], atol=1e-5 * scale)
+    alone, alone_loops = in_parts(
+      model,
+      params,
+      [LENGTH - pads],
+      decoding,
+      tokens_BT=TOKENS[row : row + 1, pads:],
+      real_BT=REAL[row : row + 1, pads:],
+    )
+    np.testing.assert_array_equal(alone_loops[0], loops[row, pads:])
+    np.testing.assert_allclose(alone[0], whole[row, pads:], atol=1e-5 * scale)

@@ -214,6 +214,8 @@ class Model:
     decode: (params, cache, continuation, decoding) -> (Decoded, cache); `decoding` is a
       `nn.decode.Decoding`.
     max_length: The longest text in tokens, `<s>` included; None where positions set no limit.
+    exit_probability: (params, state_BTD) -> probability_BT of leaving with this state, from the
+      learned gate; None for a model without one.
     diagnose: params -> figures of the injection, e.g. the spectral radius of its decay.
     num_loops: Loops used where none are asked for and none drawn: those of evaluation.
     vocab_size: V.
@@ -227,6 +229,7 @@ class Model:
   make_cache: Callable[..., Any]
   decode: Callable[..., tuple[Decoded, Any]]
   max_length: int | None
+  exit_probability: Callable[..., Float[Array, "B T"]] | None
   diagnose: Callable[[Params], dict[str, Float[Array, ""]]]
   num_loops: int
   vocab_size: int

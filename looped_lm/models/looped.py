@@ -44,6 +44,8 @@ _MODEL_FIELDS = (
   # Optional: what surrounds the core in every loop, and in what the core's layers differ.
   "recurrence",
   "core_block",
+  # Optional: whether a learned gate says when to leave the loop.
+  "exit_gate",
 )
 
 
@@ -99,6 +101,7 @@ def assemble(settings: Settings, *, vocab_size: int) -> LoopedLM:
     coda_layers=settings["coda_layers"],
     depth=depths.make(settings.get("depth", {"name": "fixed"}), num_loops=settings["num_loops"]),
     remat=settings["remat"],
+    exit_gate=settings.get("exit_gate", False),
   )
 
 
@@ -202,6 +205,9 @@ def _as_functions(
     draw_loops=draw_loops,
     make_cache=make_cache,
     decode=decode,
+    exit_probability=(
+      (lambda params, h_BTD: apply("exit_probability", params, h_BTD)) if module.exit_gate else None
+    ),
     max_length=module.embed.get("max_positions") or None,
     diagnose=lambda params: diagnostics(params.get("injection", {})),
     num_loops=default_loops,
@@ -259,6 +265,12 @@ def _check(settings: Settings) -> None:
         "model.recurrence.exit_norm='head' needs a head with a norm: model.head.name='linear' with "
         "norm 'rms' or 'layer'."
       )
+  depth = settings.get("depth", {"name": "fixed"})
+  if settings.get("exit_gate") and (depth["name"] != "fixed" or depth.get("grad_loops")):
+    raise UserError(
+      f"model.exit_gate=True weighs every loop of every row: it needs model.depth.name='fixed' and "
+      f"grad_loops=0, not {depth['name']!r} and {depth.get('grad_loops', 0)}."
+    )
   states.check(_without_name(settings["injection"]))
   injection_file = plugins.load("injection", settings["injection"]["name"])
   if hasattr(injection_file, "check"):

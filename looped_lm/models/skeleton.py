@@ -15,6 +15,7 @@ from looped_lm.nn.cache import Chunk
 from looped_lm.nn.context import Context
 from looped_lm.nn.decode import Decoding, coda_chunk, decode_loops
 from looped_lm.nn.embed import Embed
+from looped_lm.nn.linear import Linear
 from looped_lm.nn.loops import recur
 from looped_lm.nn.precision import widen
 from looped_lm.nn.recurrence import Recurrence
@@ -73,6 +74,7 @@ class LoopedLM(nn.Module):
     core_layers: Layers of the shared core.
     coda_layers: Layers after the loop.
     depth: How many loops rows take in training.
+    exit_gate: Whether a learned gate gives each state a probability of leaving (Ouro).
     remat: What the backward pass recomputes, a key of `nn.loops.REMAT`.
   """
 
@@ -88,6 +90,7 @@ class LoopedLM(nn.Module):
   coda_layers: int
   depth: depths.Depth
   remat: str
+  exit_gate: bool = False
 
   def setup(self):
     block, settings = self.block
@@ -99,6 +102,8 @@ class LoopedLM(nn.Module):
     self.coda = Stack(block, settings, self.coda_layers, self.prelude_layers + self.core_layers)
     self.injection = self.injection_[0](**self.injection_[1])
     self.recurrence = Recurrence(**self.recurrence_)
+    if self.exit_gate:
+      self.gate = Linear(1, nn.initializers.zeros, use_bias=True, name="exit_gate")
     self.reader = self.head[0](**self.head[1], name="head")
 
   def encode(
@@ -175,7 +180,7 @@ class LoopedLM(nn.Module):
 
   def exit_probability(self, h_BTD: Any) -> Float[Array, "B T"]:
     """Probability of leaving with this state, from the learned gate."""
-    return jax.nn.sigmoid(widen(self.exit_gate(self.injection.leave(h_BTD)))[..., 0])
+    return jax.nn.sigmoid(widen(self.gate(self.injection.leave(h_BTD)))[..., 0])
 
   def finish(self, h_BTD: Float[Array, "B T D"], inputs: Inputs) -> Float[Array, "B T D"]:
     """Sends one recurrent state through the coda."""
@@ -193,7 +198,10 @@ class LoopedLM(nn.Module):
 
   def __call__(self, inputs: Inputs) -> Float[Array, "B T V"]:
     """Touches every part once; parameters are made here."""
-    output = self.encode(inputs, None, 1, 1, False)
+    output = self.encode(inputs, None, 1, 1, True)
+    if self.exit_gate:
+      states_RBTD: Any = output.states_RBTD
+      self.exit_probability(states_RBTD[-1])
     return self.readout(output.hidden_BTD, inputs.row_B, None)
 
   def _finish(self, h_BTD: Float[Array, "B T D"], context: Context) -> Float[Array, "B T D"]:

@@ -1,12 +1,13 @@
 """The loss of predicting tokens: cross-entropy and z-loss, as sums with weights."""
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from looped_lm.types import Batch, Loss, Model, Params, Ratio, Task
+from looped_lm.types import Batch, Loss, Model, Output, Params, Ratio, Task
 
 
 def next_tokens(batch: Batch) -> tuple[Int[Array, "B T"], Bool[Array, "B T"]]:
@@ -37,9 +38,14 @@ def token_loss(
   key: Key[Array, ""] | None,
   z_loss_weight: float,
   modes: tuple[str, ...],
+  exit_entropy_weight: float = 0.0,
   progress: Float[Array, ""] | float = 1.0,
 ) -> Loss:
   """Σ w (cross-entropy + z_loss_weight · log²Z) over the task's positions.
+
+  With an exit gate the cost of a position is Σ_r p_r cost_r - β H(p), p_r being the probability
+  that the gate leaves after loop r; the figures by mode stay those of the last loop. Source: Ouro,
+  arXiv 2510.25741, first stage.
 
   Args:
     model: The model.
@@ -47,19 +53,68 @@ def token_loss(
     task: Inputs, targets and weights w.
     key: The step's key, or None for no dropout and the model's own number of loops.
     z_loss_weight: Weight of the squared log-partition; 1e-4 in GPT-BERT.
+    exit_entropy_weight: β of a model with an exit gate.
     modes: Names of the values of `task.mode_B`; each gets its own loss and accuracy.
     progress: Steps taken over the steps of the run, for what changes along it; 1 is its end.
   """
-  output = model.encode(params, task.inputs, key=key, progress=progress)
+  has_gate = model.exit_probability is not None
+  output = model.encode(params, task.inputs, key=key, progress=progress, keep_states=has_gate)
   logits_BTV = model.readout(params, output.hidden_BTD, task.inputs.row_B, key=key)
   nats_BT, z_BT, correct_BT = token_figures(logits_BTV, task.targets_BT)
   weight_BT = task.weight_BT.astype(nats_BT.dtype)
   figures = {"loss_nats": nats_BT, "z_loss": z_BT, "accuracy": correct_BT}
+  cost_BT = nats_BT + z_loss_weight * z_BT
+  if has_gate:
+    last_BT = cost_BT
+    cost_BT, entropy_BT, loops_BT = _expected_cost(
+      model, params, task, output, last_BT, key=key, z_loss_weight=z_loss_weight
+    )
+    cost_BT = cost_BT - exit_entropy_weight * entropy_BT
+    figures |= {"exit_loops": loops_BT, "exit_entropy_nats": entropy_BT}
   return Loss(
-    sum_nats=(weight_BT * (nats_BT + z_loss_weight * z_BT)).sum(),
+    sum_nats=(weight_BT * cost_BT).sum(),
     weight=weight_BT.sum(),
     metrics=_by_mode(figures, task, modes),
   )
+
+
+def exit_distribution(leave_RBT: Float[Array, "R B T"]) -> Float[Array, "R B T"]:
+  """p_r = λ_r Π_{j<r} (1 - λ_j); the last loop takes what is left."""
+  stays_RBT = jnp.cumprod(1.0 - leave_RBT[:-1], axis=0)
+  reaches_RBT = jnp.concatenate([jnp.ones_like(leave_RBT[:1]), stays_RBT])
+  return jnp.concatenate([(leave_RBT * reaches_RBT)[:-1], reaches_RBT[-1:]])
+
+
+def _expected_cost(
+  model: Model,
+  params: Params,
+  task: Task,
+  output: Output,
+  last_BT: Float[Array, "B T"],
+  *,
+  key: Key[Array, ""] | None,
+  z_loss_weight: float,
+) -> tuple[Float[Array, "B T"], Float[Array, "B T"], Float[Array, "B T"]]:
+  """Expected cost over the gate's exits, the entropy of these, and their mean loop, from 1."""
+  assert model.exit_probability is not None
+  states_RBTD = output.states_RBTD
+  assert states_RBTD is not None
+  leave = functools.partial(model.exit_probability, params)
+  p_RBT = exit_distribution(jax.vmap(leave)(states_RBTD))
+
+  @jax.checkpoint
+  def cost(h_BTD: jax.Array) -> Float[Array, "B T"]:
+    # One loop's logits at a time, made again in the backward pass.
+    hidden_BTD = model.finish(params, h_BTD, task.inputs)
+    logits_BTV = model.readout(params, hidden_BTD, task.inputs.row_B, key=key)
+    nats_BT, z_BT, _ = token_figures(logits_BTV, task.targets_BT)
+    return nats_BT + z_loss_weight * z_BT
+
+  earlier_RBT = jax.lax.map(cost, jax.tree.map(lambda x: x[:-1], states_RBTD))
+  cost_RBT = jnp.concatenate([earlier_RBT, last_BT[None]])
+  entropy_BT = -(p_RBT * jnp.log(jnp.maximum(p_RBT, 1e-20))).sum(axis=0)
+  loop_R11 = jnp.arange(1.0, 1.0 + len(p_RBT))[:, None, None]
+  return (p_RBT * cost_RBT).sum(axis=0), entropy_BT, (p_RBT * loop_R11).sum(axis=0)
 
 
 def _by_mode(figures: dict[str, Any], task: Task, modes: tuple[str, ...]) -> dict[str, Ratio]:

@@ -1,27 +1,20 @@
 """Causal language modelling: every token from those before it in its piece."""
 
-from collections.abc import Callable
 import dataclasses
 
 import jax
 import jax.numpy as jnp
 
 from looped_lm import visibility
-from looped_lm.nn.token_loss import next_tokens, token_loss
-from looped_lm.types import Batch, Inputs, Loss, Model, Params, Task, Vocabulary
+from looped_lm.nn.token_loss import next_tokens
+from looped_lm.nn.token_objective import TokenObjective
+from looped_lm.types import Batch, Inputs, Task
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Objective:
-  """Cross-entropy of the next token, plus a z-loss.
+class Objective(TokenObjective):
+  """Cross-entropy of the next token, plus a z-loss. The settings are `TokenObjective`'s."""
 
-  Attributes:
-    vocabulary: The tokenizer's.
-    z_loss_weight: Weight of the squared log-partition.
-  """
-
-  vocabulary: Vocabulary
-  z_loss_weight: float
   modes = ("clm",)
 
   def draw(self, batch: Batch, *, key: jax.Array, progress: jax.Array | float) -> Task:
@@ -38,29 +31,4 @@ class Objective:
       targets_BT=targets_BT,
       weight_BT=supervised_BT.astype(jnp.float32),
       mode_B=jnp.zeros_like(batch.row_B),
-    )
-
-  def weigh(self, task: Task, *, total: Callable[[jax.Array], jax.Array]) -> Task:
-    """All tokens weigh the same."""
-    del total
-    return task
-
-  def loss(
-    self,
-    model: Model,
-    params: Params,
-    task: Task,
-    *,
-    key: jax.Array | None,
-    progress: jax.Array | float = 1.0,
-  ) -> Loss:
-    """The loss of a part of the step's batch, at a point of the run (progress in [0, 1])."""
-    return token_loss(
-      model,
-      params,
-      task,
-      key=key,
-      z_loss_weight=self.z_loss_weight,
-      modes=self.modes,
-      progress=progress,
     )

@@ -15,20 +15,19 @@ from jaxtyping import Array, Bool, Int
 from looped_lm import visibility
 from looped_lm.errors import UserError
 from looped_lm.nn import masked_next
-from looped_lm.nn.token_loss import next_tokens, token_loss
-from looped_lm.types import Batch, Inputs, Loss, Model, Params, Task, Vocabulary
+from looped_lm.nn.token_loss import next_tokens
+from looped_lm.nn.token_objective import TokenObjective
+from looped_lm.types import Batch, Inputs, Task
 
 _CLM, _MNTP = 0, 1
 _LARGEST_DENOMINATOR = 10_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Objective:
+class Objective(TokenObjective):
   """Masked next-token and causal rows in one batch. Source: GPT-BERT.
 
   Attributes:
-    vocabulary: The tokenizer's.
-    z_loss_weight: Weight of the squared log-partition.
     mntp_fraction: r, the fraction of masked rows, in [0, 1].
     mask_rate_start: Nominal fraction masked at the first step.
     mask_rate_end: The same at the last step; linear in between.
@@ -36,8 +35,6 @@ class Objective:
       only 15-30 % of their tokens and then weigh accordingly less.
   """
 
-  vocabulary: Vocabulary
-  z_loss_weight: float
   mntp_fraction: float
   mask_rate_start: float
   mask_rate_end: float
@@ -45,6 +42,7 @@ class Objective:
   modes = ("clm", "mntp")
 
   def __post_init__(self):
+    super().__post_init__()
     if not 0.0 <= self.mntp_fraction <= 1.0:
       raise UserError(
         f"objective.mntp_fraction={self.mntp_fraction} must lie in [0, 1]: "
@@ -101,26 +99,6 @@ class Objective:
       (1.0 - r) / jnp.maximum(num_causal, 1.0),
     )
     return dataclasses.replace(task, weight_BT=task.weight_BT * scale_B1)
-
-  def loss(
-    self,
-    model: Model,
-    params: Params,
-    task: Task,
-    *,
-    key: jax.Array | None,
-    progress: jax.Array | float = 1.0,
-  ) -> Loss:
-    """The loss of a part of the step's batch, at a point of the run (progress in [0, 1])."""
-    return token_loss(
-      model,
-      params,
-      task,
-      key=key,
-      z_loss_weight=self.z_loss_weight,
-      modes=self.modes,
-      progress=progress,
-    )
 
   def _ratio(self) -> fractions.Fraction:
     return fractions.Fraction(self.mntp_fraction).limit_denominator(_LARGEST_DENOMINATOR)

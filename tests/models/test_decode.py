@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from looped_lm import visibility
+from looped_lm.errors import UserError
 from looped_lm.models import looped
 from looped_lm.nn.cache import Policy
 from looped_lm.nn.decode import Decoding
@@ -122,7 +123,8 @@ HALTINGS = [
 )
 def test_tokens_that_halt_are_the_same_one_by_one_all_at_once_and_alone(tiny_config, form, halting):
   model, params = build(form, tiny_config)
-  decoding = Decoding(num_loops=6, halting=halting)
+  # More loops than any token takes, so that tokens read together do not all run as long.
+  decoding = Decoding(num_loops=12, halting=halting)
   ours, loops = in_parts(model, params, [4, 1, 1, 1, 1, 1, 1], decoding)
   own = loops[REAL]
   assert own.min() < own.max(), f"all tokens halt together: {own}"
@@ -142,3 +144,60 @@ def test_tokens_that_halt_are_the_same_one_by_one_all_at_once_and_alone(tiny_con
     )
     np.testing.assert_array_equal(alone_loops[0], loops[row, pads:])
     np.testing.assert_allclose(alone[0], whole[row, pads:], atol=1e-5 * scale)
+
+
+def test_a_halted_token_s_later_keys_come_from_its_last_state(tiny_config):
+  model, params = build("gpt_bert", tiny_config)
+  token = Continuation(
+    tokens_BT=jnp.full((1, 1), 1), start=jnp.int32(0), real_BS=jnp.ones((1, 1), bool)
+  )
+
+  def keys(halting):
+    decoding = Decoding(num_loops=12, halting=halting)
+    read = jax.jit(lambda params, cache: model.decode(params, cache, token, decoding))
+    decoded, cache = read(params, model.make_cache(1, 1, decoding))
+    return int(decoded.loops_BT[0, 0]), jax.tree.map(np.asarray, cache["core"])
+
+  took, halted = keys(HALTINGS[0][1])
+  _, free = keys(Halting())
+  assert 2 < took < 10
+  for ours, theirs in zip(jax.tree.leaves(halted), jax.tree.leaves(free), strict=True):
+    np.testing.assert_allclose(ours[: took + 1], theirs[: took + 1], atol=1e-5)
+    assert np.abs(theirs[took] - theirs[took - 1]).max() > 1e-3
+    for later in ours[took:]:
+      np.testing.assert_array_equal(later, ours[took])
+
+
+def test_policies_share_slots_and_are_not_the_full_one(tiny_config):
+  model, params = build("gpt_bert", tiny_config)
+  theirs = in_parts(model, params, [6, 1, 1, 1, 1], Decoding(num_loops=4))[0]
+  for policy, slots in [
+    (Policy(name="last"), 1),
+    (Policy(name="every", budget=2), 2),
+    (Policy(name="mean"), 1),
+  ]:
+    decoding = Decoding(num_loops=4, policy=policy)
+    shapes = jax.eval_shape(lambda: model.make_cache(2, 12, decoding))  # noqa: B023
+    assert {leaf.shape[0] for leaf in jax.tree.leaves(shapes)} == {slots}
+    ours = in_parts(model, params, [6, 1, 1, 1, 1], decoding)[0]
+    # The prompt is read at once, loop by loop, with every policy.
+    np.testing.assert_allclose(ours[REAL][:6], theirs[REAL][:6], atol=1e-4)
+    assert np.abs(ours[:, 6:] - theirs[:, 6:]).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+  ("make", "message"),
+  [
+    (lambda: Policy(name="some"), r"generate.cache='some' is none of"),
+    (lambda: Policy(name="every"), r"generate.cache_budget=0 must be at least 1"),
+    (lambda: Policy(name="full", budget=2), r"cache_budget=2 .* cache='full'"),
+    (lambda: Halting(name="sometimes"), r"generate.halting='sometimes' is none of"),
+    (lambda: Halting(name="kl"), r"generate.halting_threshold=0.0 must be above 0"),
+    (lambda: Halting(name="exit_gate", threshold=1.5), r"=1.5 is a probability"),
+    (lambda: Halting(name="argmax_stable", patience=1), r"halting_patience=1 must be at least 2"),
+    (lambda: Halting(name="entropy", threshold=1.0, min_loops=0), r"min_loops=0 must be"),
+  ],
+)
+def test_a_wrong_setting_is_named(make, message):
+  with pytest.raises(UserError, match=message):
+    make()

@@ -22,6 +22,7 @@ REAL = np.arange(LENGTH)[None, :] >= PADS[:, None]
 TOKENS = np.random.default_rng(0).integers(16, VOCAB, (2, LENGTH)).astype(np.int32)
 
 FORMS = {
+  "exit_gate": ("looped_gpt_bert", {"exit_gate": True}),
   "gpt_bert": ("looped_gpt_bert", {}),
   "gpt_bert_stack": ("gpt_bert", {"core_layers": 2}),
   "parcae": ("parcae", {}),
@@ -111,6 +112,7 @@ HALTINGS = [
   ("grt", Halting(name="entropy", threshold=4.05)),
   ("hyper_connections", Halting(name="state_change", threshold=0.25)),
   ("sandwich", Halting(name="kl", threshold=0.05)),
+  ("exit_gate", Halting(name="exit_gate", threshold=0.97)),
 ]
 
 

@@ -76,6 +76,50 @@ def test_eval_repeats_the_figures_of_the_run(trained, capsys):
   assert float(printed["eval/clm/loss_nats"]) == pytest.approx(last["eval/clm/loss_nats"], abs=1e-5)
 
 
+def generating(config, **changes):
+  changed = json.loads(json.dumps(config))
+  changed["generate"] |= changes
+  return changed
+
+
+def test_a_trained_model_continues_and_fills(trained, capsys):
+  config, workdir = trained
+  assert (workdir / "tokenizer.json").exists()
+  run("generate", generating(config, prompts=["The"], max_new_tokens=4, num_loops=2), workdir)
+  text, figures = capsys.readouterr().out.rsplit("[", 1)
+  assert text.startswith("The")
+  assert "4 tokens" in figures
+  assert "2.00 of 2 loops per token; cache " in figures
+  run("generate", generating(config, prompts=["The<mask> sees"], task="infill"), workdir)
+  filled = capsys.readouterr().out.splitlines()
+  assert "<mask>" not in filled[0]
+  assert filled[1].startswith("[")
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({}, r"Nothing to go on with: give --prompt"),
+    ({"prompts": ["a"], "task": "guess"}, r"generate.task='guess' is none of"),
+    ({"prompts": ["a"], "num_loops": -1}, r"generate.num_loops=-1 must be at least 1"),
+    ({"prompts": ["a"], "halting": "kl", "halting_threshold": -1.0}, r"halting_threshold=-1.0"),
+    ({"prompts": ["a"], "halting": "exit_gate", "halting_threshold": 0.5}, r"model.exit_gate=True"),
+    ({"prompts": ["a"], "prompt_file": "nowhere.txt"}, r"prompt_file='nowhere.txt': no such file"),
+  ],
+)
+def test_a_wrong_request_for_text_is_one_line(trained, changes, message):
+  config, workdir = trained
+  with pytest.raises(UserError, match=message):
+    run("generate", generating(config, **changes), workdir)
+
+
+def test_a_causal_model_fills_no_masks(tiny_config, tmp_path):
+  config = tiny_config("gpt2")
+  config = generating(config, prompts=["a<mask>"], task="infill")
+  with pytest.raises(UserError, match=r"generate.task='infill' needs a model .*'clm' has none"):
+    run("generate", config, tmp_path)
+
+
 def test_words_are_counted_and_budgets_hold(trained, tiny_config):
   config, workdir = trained
   seen = [r["train/words_seen"] for r in log.read(str(workdir)) if "train/words_seen" in r]

@@ -1,5 +1,6 @@
 """Which tokens are masked, and what stands in their place."""
 
+import dataclasses
 import functools
 
 import jax
@@ -13,9 +14,9 @@ from looped_lm.types import Vocabulary
 VOCABULARY = Vocabulary(size=1000, num_special=16, bos_id=1, pad_id=3, mask_id=4)
 
 
-def corrupt(tokens_BT, segments_BT, *, rate=0.3):
+def corrupt(tokens_BT, segments_BT, *, rate=0.3, vocabulary=VOCABULARY):
   keys_B = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), jnp.arange(len(tokens_BT)))
-  mask = functools.partial(corruption.mask_spans, rate=jnp.float32(rate), vocabulary=VOCABULARY)
+  mask = functools.partial(corruption.mask_spans, rate=jnp.float32(rate), vocabulary=vocabulary)
   # A part of the rows at a time: ranks compare all pairs of a row.
   part = jax.jit(lambda arguments: jax.lax.map(lambda a: mask(*a), arguments, batch_size=500))
   return part((keys_B, jnp.asarray(tokens_BT), jnp.asarray(segments_BT)))
@@ -75,6 +76,16 @@ def test_eighty_ten_ten_and_specials_are_never_masked():
   assert abs(masked.mean() - 0.8) < 0.01
   assert abs(kept.mean() - 0.1) < 0.01
   assert corrupted[chosen & (corrupted != 4)].min() >= 16
+
+
+def test_the_first_id_behind_the_specials_is_masked_and_drawn():
+  tokens, segments = rows_of_pieces(200, 30)
+  tokens[:, 1:-1] = np.where(np.arange(30) % 2, 15, 16)
+  small = dataclasses.replace(VOCABULARY, size=17)
+  corrupted, chosen = corrupt(tokens, segments, vocabulary=small)
+  assert chosen[tokens == 16].mean() > 0.2
+  assert not chosen[tokens == 15].any()
+  assert set(np.unique(corrupted[chosen])) == {4, 16}
 
 
 def test_every_piece_has_a_masked_token_even_at_rate_zero():

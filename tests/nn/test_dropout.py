@@ -30,3 +30,8 @@ def test_sites_and_loops_draw_apart_and_no_key_means_no_dropout():
   draws += [dropout.dropout(x, 0.5, dropout.loop_keys(keys_B, jnp.ones(2, jnp.int32)), site=0)]
   assert len({draw.tobytes() for draw in map(np.asarray, draws)}) == 3
   np.testing.assert_array_equal(dropout.dropout(x, 0.5, None, site=0), x)
+
+
+def test_no_two_places_share_a_site():
+  sites = [dropout.layer_site(layer, place) for layer in range(3) for place in range(4)]
+  assert len({dropout.EMBED, dropout.HEAD, *sites}) == 14

@@ -19,7 +19,7 @@ def one_step(optimizer, params, grads, rate):
 
 
 def test_lamb_by_hand():
-  params = {"kernel": jnp.array([3.0, 4.0]), "bias": jnp.array([1.0])}
+  params = {"kernel": jnp.array([3.0, 4.0]), "bias": jnp.array([2.0])}
   grads = {"kernel": jnp.array([0.6, -0.6]), "bias": jnp.array([0.3])}
   new = one_step(lamb.Optimizer(**HYPER), params, grads, 0.01)
   # The first Adam update is the gradient's sign. Kernel: decayed, then scaled to ‖w‖ = 5.
@@ -27,10 +27,21 @@ def test_lamb_by_hand():
   expected = np.array([3.0, 4.0]) - 0.01 * 5.0 / np.linalg.norm(update) * update
   np.testing.assert_allclose(new["kernel"], expected, rtol=1e-6)
   # Bias: plain Adam at the full rate, no decay.
-  np.testing.assert_allclose(new["bias"], 1.0 - 0.01, rtol=1e-6)
+  np.testing.assert_allclose(new["bias"], 2.0 - 0.01, rtol=1e-6)
 
 
-def test_lamb_leaves_a_zero_tensor_at_ratio_one_and_clips():
+@pytest.mark.parametrize("optimizer", [lamb.Optimizer(**HYPER), adamw.Optimizer(**HYPER)])
+def test_a_large_gradient_is_clipped_before_the_moments(optimizer):
+  tx = optimizer.build(lambda count: 0.01)
+  params = {"bias": jnp.array([5.0])}
+  state = tx.init(params)
+  for gradient in (100.0, 2.0):
+    updates, state = tx.update({"bias": jnp.array([gradient])}, state, params)
+  # Cut to 2, both gradients are the same, and Adam's update is their sign.
+  np.testing.assert_allclose(updates["bias"], -0.01, rtol=1e-5)
+
+
+def test_lamb_leaves_a_zero_tensor_at_ratio_one():
   params = {"kernel": jnp.zeros(2), "other": {"kernel": jnp.ones(2)}}
   grads = {"kernel": jnp.array([30.0, -40.0]), "other": {"kernel": jnp.zeros(2)}}
   new = one_step(lamb.Optimizer(**HYPER), params, grads, 0.01)

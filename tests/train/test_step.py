@@ -82,6 +82,23 @@ def test_two_accumulated_half_batches_equal_one(experiment):
     np.testing.assert_allclose(our_figures[name][0], their_figures[name][0], atol=1e-5)
 
 
+def test_the_loss_mixes_the_means_of_both_modes(experiment, single):
+  _, losses, figures = single
+  objective = experiment.config["objective"]
+
+  def mean(name):
+    total, weight = figures[name]
+    return float(total) / float(weight)
+
+  def cost(mode):
+    return mean(f"{mode}/loss_nats") + objective["z_loss_weight"] * mean(f"{mode}/z_loss")
+
+  r = objective["mntp_fraction"]
+  assert losses[-1] == pytest.approx(r * cost("mntp") + (1 - r) * cost("clm"), rel=1e-5)
+  # The modes hold different numbers of tokens, so one mean over all would be another figure.
+  assert figures["mntp/loss_nats"][1] < 0.8 * r * figures["clm/loss_nats"][1]
+
+
 def test_the_average_follows_the_parameters(experiment, single):
   state = single[0]
   start = experiment.initial_state()

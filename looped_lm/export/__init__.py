@@ -1,0 +1,1 @@
+"""Ways out: a trained model in the form that other programs read."""

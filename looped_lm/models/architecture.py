@@ -1,0 +1,83 @@
+"""What decides a model's numbers: its settings, complete, without those of training alone.
+
+Two models with equal architectures and equal parameters give equal logits. Exports carry it, and
+imports compare by it.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+from typing import Any
+
+from looped_lm.models import looped
+
+Architecture = dict[str, Any]
+# Of initial values, precision and speed: without a say in what the parameters compute.
+_TRAINING = frozenset(
+  "attention compute_dtype embed_dim gate_bias gate_noise gate_noise_std kernel_init kernel_std "
+  "layer_index name noise_std out_init_scale parent position_lookup readout_init readout_std "
+  "stack_index state_std table_init table_std vocab_size weight_init weight_std".split()
+)
+
+
+def architecture(settings: Mapping[str, Any], *, vocab_size: int) -> Architecture:
+  """Completes the `model` group of a config with all defaults.
+
+  Args:
+    settings: The group.
+    vocab_size: V.
+
+  Returns:
+    Sizes and the groups block, core_block, injection, recurrence, attention, embed and head.
+
+  Raises:
+    UserError: As `looped.build`.
+  """
+  module = looped.assemble(settings, vocab_size=vocab_size)
+  block, given = module.block
+  attention = given["attention"]
+  core = {**_complete(block, given), **module.core_block}
+  return {
+    "vocab_size": vocab_size,
+    "embed_dim": settings["embed_dim"],
+    "prelude_layers": module.prelude_layers,
+    "core_layers": module.core_layers,
+    "coda_layers": module.coda_layers,
+    "num_loops": settings["num_loops"],
+    "block": {"name": settings["block"]["name"], **_complete(block, given)},
+    "core_block": {name: core[name] for name in _complete(block, module.core_block, given=True)},
+    "injection": {"name": settings["injection"]["name"], **_complete(*module.injection_)},
+    "recurrence": _complete(looped.Recurrence, module.recurrence_),
+    "attention": {"name": settings["attention"]["name"], **dataclasses.asdict(attention)},
+    "embed": _complete(looped.Embed, module.embed),
+    "head": {"name": settings["head"]["name"], **_complete(*module.head)},
+  }
+
+
+def differences(ours: Architecture, theirs: Architecture) -> dict[str, tuple[Any, Any]]:
+  """Lists what differs: dotted name -> (ours, theirs). Loops and dropout may always differ."""
+  flat_ours, flat_theirs = _flat(ours), _flat(theirs)
+  names = [*flat_ours, *(name for name in flat_theirs if name not in flat_ours)]
+  pairs = {name: (flat_ours.get(name), flat_theirs.get(name)) for name in names}
+  return {
+    name: pair
+    for name, pair in pairs.items()
+    if pair[0] != pair[1] and name != "num_loops" and not name.endswith("dropout_rate")
+  }
+
+
+def _complete(cls: Any, values: Mapping[str, Any], *, given: bool = False) -> dict[str, Any]:
+  """A class's settings with its defaults; with `given` only those that have a value."""
+  found = {}
+  for field in dataclasses.fields(cls):
+    if field.name in _TRAINING or (given and field.name not in values):
+      continue
+    value = values.get(field.name, field.default)
+    found[field.name] = list(value) if isinstance(value, tuple) else value
+  return found
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+  flat: dict[str, Any] = {}
+  for key, value in tree.items():
+    flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+  return flat

@@ -79,7 +79,8 @@ def get_config(arguments: str = "") -> config_dict.ConfigDict:
         "embed": {"norm": True, "norm_eps": 1e-5, "dropout_rate": 0.1},
         "head": {"name": "transform", "norm_eps": 1e-5, "dropout_rate": 0.1},
       },
-      "init": {"name": "scratch"},
+      # "torch_weights" starts from a folder: path, and whether it may hold another network.
+      "init": {"name": "scratch", "path": "", "allow_other_settings": False},
       "objective": {
         "name": "hybrid",
         "mntp_fraction": 0.25,

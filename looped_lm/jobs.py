@@ -15,6 +15,7 @@ from looped_lm.data.pipeline import Pipeline
 from looped_lm.data.prepare import Prepared, find_prepared, prepare, user_cache
 from looped_lm.data.tokenizer import Tokenizer
 from looped_lm.errors import UserError
+from looped_lm.export import huggingface, model_card
 from looped_lm.generate import terminal
 from looped_lm.generate.continuation import Generator
 from looped_lm.generate.infill import Infiller
@@ -46,6 +47,21 @@ _GROUPS = (
 _FREE = ("generate",)
 _TOKENIZER = "tokenizer.json"
 _BUDGETS = {"total_words": "words", "total_tokens": "tokens", "total_epochs": "epochs"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Export:
+  """How to export.
+
+  Attributes:
+    output: The folder to write; "" is `export` in the workdir.
+    step: Which checkpoint; 0 is the latest.
+    license: Of the weights, for the model card, as Hugging Face writes it.
+  """
+
+  output: str = ""
+  step: int = 0
+  license: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,17 +98,21 @@ class Experiment:
 
   def abstract_state(self) -> State:
     """The state's shapes, without computing it."""
-    return jax.eval_shape(self._make_state)
+    return jax.eval_shape(functools.partial(self._make_state, self.model.init))
 
   def initial_state(self) -> State:
     """The state before the first step, on the host's first device."""
-    return jax.jit(self._make_state)()
+    init = _init(self.config)
+    loaded = init.load(self.model, settings=self.config["model"], tokenizer=self.prepared.tokenizer)
 
-  def _make_state(self) -> State:
-    settings = {k: v for k, v in self.config["init"].items() if k != "name"}
-    init = plugins.load("init", self.config["init"]["name"]).Init(**settings)
+    def make(loaded: Params) -> State:
+      return self._make_state(lambda key: init.params(self.model, key, loaded))
+
+    return jax.jit(make)(loaded)
+
+  def _make_state(self, init: Callable[[jax.Array], Params]) -> State:
     return step.initial_state(
-      functools.partial(init.params, self.model),
+      init,
       self.tx,
       seed=self.config["seed"],
       ema=self.config["train"]["ema_decay"] > 0,
@@ -130,6 +150,7 @@ def run(
   workdir: str | None,
   overrides: Mapping[str, Any],
   allow_config_change: bool,
+  export: Export | None = None,
 ) -> None:
   """Runs a job.
 
@@ -139,15 +160,22 @@ def run(
     workdir: Where the run lives.
     overrides: What the command line changed of the config.
     allow_config_change: Whether a workdir of another config may be continued.
+    export: How to export, for that mode.
 
   Raises:
     UserError: Something the user gave cannot work.
   """
   parallel.cache_programs(user_cache() / "compiled")
   check(config)
-  if mode in ("train", "eval", "generate") and not workdir:
+  if mode in ("train", "eval", "export", "generate") and not workdir:
     raise UserError(f"--workdir is missing; --mode={mode} needs a folder for the run.")
-  MODES[mode](config, workdir=workdir, overrides=overrides, allow_config_change=allow_config_change)
+  MODES[mode](
+    config,
+    workdir=workdir,
+    overrides=overrides,
+    allow_config_change=allow_config_change,
+    export=export or Export(),
+  )
 
 
 def check(config: Config) -> None:
@@ -185,7 +213,7 @@ def check(config: Config) -> None:
   size = max(config["tokenizer"]["vocab_size"], 17)
   looped.build(config["model"], vocab_size=size)
   _objective(config, Vocabulary(size=size, num_special=16, bos_id=1, pad_id=3, mask_id=4))
-  plugins.load("init", config["init"]["name"])
+  _init(config)
   _optimizer(config)
   _schedule(config, total_steps=1000)
 
@@ -213,7 +241,12 @@ def build(config: Config) -> Experiment:
 
 
 def _train(
-  config: Config, *, workdir: str, overrides: Mapping[str, Any], allow_config_change: bool
+  config: Config,
+  *,
+  workdir: str,
+  overrides: Mapping[str, Any],
+  allow_config_change: bool,
+  **_: Any,
 ) -> None:
   changes = run_record.check_same(workdir, config, allow_change=allow_config_change, free=_FREE)
   experiment = build(config)
@@ -266,13 +299,7 @@ def _train(
         save_every_steps=train["save_every_steps"],
       )
   if jax.process_index() == 0:
-    evaluated = {
-      name: value
-      for record in metrics.read(workdir)
-      for name, value in record.items()
-      if name.startswith("eval/")
-    }
-    _print_figures(evaluated.items())
+    _print_figures(_evaluated(workdir).items())
     facts = {"Parameters": f"{sum(x.size for x in jax.tree.leaves(state.params)):,}"}
     print(f"Report: {report.write_report(workdir, facts=facts)}")
 
@@ -362,6 +389,39 @@ def _workdir_tokenizer(config: Config, workdir: str) -> Tokenizer:
   return Tokenizer.load(str(path)) if path.exists() else _prepare(config).tokenizer
 
 
+def _export(config: Config, *, workdir: str, export: Export, **_: Any) -> None:
+  output = export.output or str(epath.Path(workdir) / "export")
+  huggingface.check_folder(output)
+  run_record.check_same(workdir, config, allow_change=True)
+  experiment = build(config)
+  which = "ema" if config["evals"]["weights"] == "ema" else "params"
+  number = checkpoint.saved_step(workdir, step=export.step or None)
+  params = checkpoint.restore_params(
+    workdir, experiment.abstract_state().params, which=which, step=number
+  )
+  pipeline = experiment.pipeline
+  folder = huggingface.export(
+    output,
+    params,
+    model=config["model"],
+    tokenizer=experiment.prepared.tokenizer,
+    causal=experiment.objective.modes == ("clm",),
+    seq_len=config["data"]["seq_len"],
+    facts=model_card.Facts(
+      name=epath.Path(output).name if export.output else epath.Path(workdir).name,
+      license=export.license,
+      weights=config["evals"]["weights"],
+      step=number,
+      words_seen=pipeline.words_seen(number),
+      tokens_seen=pipeline.tokens_seen(number),
+      epochs_seen=pipeline.epochs_seen(number),
+      figures=_evaluated(workdir, step=number),
+      config=config,
+    ),
+  )
+  print(f"Exported step {number} ({config['evals']['weights']} weights) to {folder}")
+
+
 def _prepare_only(config: Config, **_: Any) -> None:
   prepared = _prepare(config)
   print(data_report.text(prepared.report))
@@ -377,6 +437,7 @@ MODES: dict[str, Callable[..., None]] = {
   "train": _train,
   "eval": _eval,
   "generate": _generate,
+  "export": _export,
   "prepare": _prepare_only,
   "describe": _describe,
 }
@@ -385,6 +446,16 @@ MODES: dict[str, Callable[..., None]] = {
 def _print_figures(figures: Iterable[tuple[str, float]]) -> None:
   for name, value in figures:
     print(f"{name:48} {value:10.5f}")
+
+
+def _evaluated(workdir: str, *, step: int | None = None) -> dict[str, float]:
+  """The last figures of every evaluation in a run's log, or those of one step."""
+  return {
+    name: value
+    for record in metrics.read(workdir)
+    for name, value in record.items()
+    if name.startswith("eval/") and step in (None, record["step"])
+  }
 
 
 def _weights(state: State, config: Config) -> Params:
@@ -424,6 +495,10 @@ def _picked(cls: Any, settings: Mapping[str, Any]) -> Any:
 def _objective(config: Config, vocabulary: Vocabulary) -> Any:
   cls = plugins.load("objectives", config["objective"]["name"]).Objective
   return _picked(cls, {**config["objective"], "vocabulary": vocabulary})
+
+
+def _init(config: Config) -> Any:
+  return _picked(plugins.load("init", config["init"]["name"]).Init, config["init"])
 
 
 def _optimizer(config: Config) -> Any:

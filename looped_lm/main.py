@@ -1,7 +1,7 @@
 """The command line: flags to a config, and the config to a job.
 
 python -m looped_lm.main --config=configs/NAME.py[:arguments] --workdir=DIR \
-  [--mode=train|prepare|eval|describe|generate] [--config.group.field=value …] \
+  [--mode=train|prepare|eval|export|generate|describe] [--config.group.field=value …] \
   [--prompt=TEXT …]
 """
 
@@ -19,6 +19,10 @@ _CONFIG = config_flags.DEFINE_config_file(
 )
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where the run lives: checkpoints, log, report.")
 _MODE = flags.DEFINE_enum("mode", "train", sorted(jobs.MODES), "What to do.")
+_FORMAT = flags.DEFINE_enum("format", "huggingface", ["huggingface"], "Of --mode=export.")
+_OUTPUT = flags.DEFINE_string("output", "", "Folder of --mode=export; by default WORKDIR/export.")
+_STEP = flags.DEFINE_integer("step", 0, "Checkpoint of --mode=export; 0 is the latest.")
+_LICENSE = flags.DEFINE_string("license", "", "Of exported weights, e.g. apache-2.0, for the card.")
 _ALLOW_CONFIG_CHANGE = flags.DEFINE_bool(
   "allow_config_change", False, "Go on in a workdir that was started with another config."
 )
@@ -57,6 +61,7 @@ def run(arguments: Sequence[str]) -> None:
     workdir=_WORKDIR.value,
     overrides=overrides,
     allow_config_change=_ALLOW_CONFIG_CHANGE.value,
+    export=jobs.Export(output=_OUTPUT.value, step=_STEP.value, license=_LICENSE.value),
   )
 
 

@@ -113,7 +113,7 @@ def _read_torch(file: pathlib.Path) -> Tensors:
       content = _Unpickler(archive, pickles[0], file).load()
   except zipfile.BadZipFile:
     raise UserError(
-      f"{file} is no file of torch.save in its zip format (PyTorch 1.6 or later), or a damaged one; "
+      f"{file} is no file of torch.save (in its zip format, since PyTorch 1.6) or a damaged one; "
       "save it again with a current PyTorch, or as safetensors."
     ) from None
   except (pickle.UnpicklingError, KeyError, EOFError, IndexError, TypeError, ValueError) as error:
@@ -123,9 +123,7 @@ def _read_torch(file: pathlib.Path) -> Tensors:
   for key in ("state_dict", "model_state_dict", "model"):
     if isinstance(content, dict) and isinstance(content.get(key), dict):
       content = content[key]
-  strays = [
-    str(name) for name, value in dict(content).items() if not isinstance(value, np.ndarray)
-  ]
+  strays = [str(name) for name, value in dict(content).items() if not isinstance(value, np.ndarray)]
   if strays:
     raise UserError(f"{file} holds more than tensors: {strays[:8]}. Save the state dict alone.")
   return dict(content)
@@ -160,9 +158,7 @@ class _Unpickler(pickle.Unpickler):
     return np.frombuffer(self._archive.read(f"{self._folder}data/{key}"), dtype)
 
 
-def _rebuild(
-  storage: np.ndarray, offset: int, shape: tuple, stride: tuple, *_: Any
-) -> np.ndarray:
+def _rebuild(storage: np.ndarray, offset: int, shape: tuple, stride: tuple, *_: Any) -> np.ndarray:
   """A tensor's elements out of its storage; strides count elements."""
   last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
   if min((offset, *shape, *stride), default=0) < 0 or (0 not in shape and last >= storage.size):

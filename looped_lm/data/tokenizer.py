@@ -127,6 +127,10 @@ class Tokenizer:
     """Writes a tokenizer.json that any program with Hugging Face `tokenizers` loads."""
     epath.Path(path).write_text(self._program.to_str(pretty=True))
 
+  def vocabulary(self) -> dict[str, int]:
+    """Gives the id of every token, specials included."""
+    return self._program.get_vocab(with_added_tokens=True)
+
   # ---- Text to ids
 
   def encode(self, text: str) -> Int32[np.ndarray, " T"]:

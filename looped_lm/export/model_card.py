@@ -64,7 +64,7 @@ def text(facts: Facts, settings: Mapping[str, Any], tensors: Mapping[str, np.nda
     [
       _front_matter(facts, settings),
       f"# {facts.name}\n",
-      "A looped language model: its core layers are applied several times, with the same weights.\n",
+      "A looped language model: its core layers are applied several times with the same weights.\n",
       _table(("", ""), rows),
       _use(facts.name, settings),
       _scores(facts.figures),
@@ -108,7 +108,7 @@ inputs = tokenizer("The king said", return_tensors="pt")
 print(tokenizer.decode(model.generate(**inputs, max_new_tokens=20)[0]))
 ```
 
-- `num_loops={2 * loops}` in `from_pretrained` or in a call loops deeper than the {loops} of training.
+- `num_loops={2 * loops}`, in `from_pretrained` or in a call, loops deeper than {loops}.
 - The model was trained {trained}. `AutoModelForMaskedLM` reads both ways; in both classes the
   logits at a position are those of the *next* token, so what stands behind a `<mask>` is read one
   position to its left.

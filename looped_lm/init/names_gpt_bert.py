@@ -1,10 +1,24 @@
-"""The names of the public GPT-BERT implementation, and its config."""
+"""The names of the public GPT-BERT implementation, and its config.
+
+Three families of published models have the same tensors under slightly different names: those of
+2024 as the implementation has them; the BabyLM baselines of 2025 with `model.` in front,
+without `transformer.`, and `lm_head` for `classifier`; the multilingual ones of 2026 with `model.`
+in front.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
+from looped_lm.errors import UserError
 from looped_lm.init.named_tensors import Reader, Tensors
+from looped_lm.nn.positions import bucket_table
 from looped_lm.types import Params
+
+_WORDS = "embedding.word_embedding.weight"
+_TIED = "classifier.nonlinearity.5.weight"
+_POSITIONS = ".position_indices"
 
 
 def settings(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,13 +59,13 @@ def params(tensors: Tensors, config: Mapping[str, Any]) -> Params:
   Raises:
     UserError: A tensor is missing or left over.
   """
-  source = Reader(tensors)
+  source = Reader({_bare(name): tensor for name, tensor in tensors.items()})
 
   def layer(index: int) -> dict[str, Any]:
     attention = f"transformer.attention_layers.{index}"
     mlp = f"transformer.mlp_layers.{index}.mlp"
     alphas = "transformer.dwa_modules.alphas"
-    source.ignore(f"{attention}.position_indices")
+    source.ignore(attention + _POSITIONS)
     return {
       "qk": source.linear(f"{attention}.in_proj_qk", bias=True),
       "vg": source.linear(f"{attention}.in_proj_vg", bias=True),
@@ -64,9 +78,9 @@ def params(tensors: Tensors, config: Mapping[str, Any]) -> Params:
       "mix_mlp": {"alpha": source.take(f"{alphas}.{2 * index + 1}")},
     }
 
-  source.ignore("classifier.nonlinearity.5.weight")  # The word table again.
+  source.ignore(_TIED)  # The word table again.
   tree = {
-    "embed": {"embedding": source.take("embedding.word_embedding.weight")},
+    "embed": {"embedding": source.take(_WORDS)},
     "shared": {
       "positions": {
         "embedding": source.take("embedding.relative_embedding"),
@@ -84,3 +98,39 @@ def params(tensors: Tensors, config: Mapping[str, Any]) -> Params:
   }
   source.finish()
   return tree
+
+
+def verify(tensors: Tensors, config: Mapping[str, Any]) -> None:
+  """Checks what a file of weights says twice: the tied table, and the table of distances.
+
+  Raises:
+    UserError: The read-out is not the word table, or distances have other buckets than here.
+  """
+  bare = {_bare(name): tensor for name, tensor in tensors.items()}
+  if _TIED in bare and _WORDS in bare and not np.array_equal(bare[_TIED], bare[_WORDS]):
+    raise UserError(
+      f"{_TIED} differs from {_WORDS}: the read-out of a GPT-BERT is its word table, so one of "
+      "them was not stored as it was trained."
+    )
+  for name, tensor in bare.items():
+    if name.endswith(_POSITIONS):
+      ours = bucket_table(
+        tensor.shape[0],
+        num_buckets=config["position_bucket_size"],
+        max_distance=config["max_position_embeddings"],
+      )
+      if not np.array_equal(tensor, ours):
+        raise UserError(
+          f"{name} differs from the buckets of position_bucket_size="
+          f"{config['position_bucket_size']}, max_position_embeddings="
+          f"{config['max_position_embeddings']}: first row {tensor[0, :4].tolist()} ... instead of "
+          f"{ours[0, :4].tolist()} ..."
+        )
+
+
+def _bare(name: str) -> str:
+  """A tensor's name as the implementation itself has it."""
+  name = name.removeprefix("model.")
+  if name.startswith(("attention_layers.", "mlp_layers.", "dwa_modules.")):
+    name = "transformer." + name
+  return "classifier." + name.removeprefix("lm_head.") if name.startswith("lm_head.") else name

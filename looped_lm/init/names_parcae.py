@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 import math
 from typing import Any
 
+import numpy as np
+
 from looped_lm.errors import UserError
 from looped_lm.init.named_tensors import Reader, Tensors
 from looped_lm.types import Params
@@ -168,6 +170,21 @@ def params(tensors: Tensors, config: Mapping[str, Any]) -> Params:
   source.ignore("freqs_cis")  # The rotary angles.
   source.finish()
   return tree
+
+
+def verify(tensors: Tensors, config: Mapping[str, Any]) -> None:
+  """Checks the tied table, which a file may hold twice.
+
+  Raises:
+    UserError: The config ties the read-out to the token table, but they differ.
+  """
+  bare = {_bare(name): tensor for name, tensor in tensors.items()}
+  head, table = bare.get("lm_head.weight"), bare.get("transformer.wte.weight")
+  if config.get("tie_embeddings") and head is not None and not np.array_equal(head, table):
+    raise UserError(
+      "lm_head.weight differs from transformer.wte.weight, but tie_embeddings=True says that they "
+      "are one."
+    )
 
 
 def _layers(config: Mapping[str, Any]) -> Iterator[tuple[str, int, int, int]]:

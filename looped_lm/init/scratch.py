@@ -1,6 +1,8 @@
 """Random initial parameters, as each part of the model draws its own."""
 
+from collections.abc import Mapping
 import dataclasses
+from typing import Any
 
 import jax
 
@@ -11,6 +13,9 @@ from looped_lm.types import Model, Params
 class Init:
   """Starts from nothing."""
 
-  def params(self, model: Model, key: jax.Array) -> Params:
+  def load(self, model: Model, *, settings: Mapping[str, Any], tokenizer: Any) -> None:
+    """Reads nothing."""
+
+  def params(self, model: Model, key: jax.Array, loaded: None) -> Params:
     """The parameters before the first step."""
     return model.init(key)

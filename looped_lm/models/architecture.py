@@ -12,11 +12,22 @@ from looped_lm.models import looped
 
 Architecture = dict[str, Any]
 # Of initial values, precision and speed: without a say in what the parameters compute.
-_TRAINING = frozenset(
-  "attention compute_dtype embed_dim gate_bias gate_noise gate_noise_std kernel_init kernel_std "
-  "layer_index name noise_std out_init_scale parent position_lookup readout_init readout_std "
-  "stack_index state_std table_init table_std vocab_size weight_init weight_std".split()
-)
+_TRAINING = {
+  *("gate_bias", "gate_noise", "gate_noise_std", "noise_std", "state_std"),
+  *("kernel_init", "readout_init", "table_init", "weight_init"),
+  *("kernel_std", "readout_std", "table_std", "weight_std", "out_init_scale"),
+  *("compute_dtype", "position_lookup"),
+}
+# Said once, for the whole model, or by the place in it.
+_ELSEWHERE = {
+  "attention",
+  "embed_dim",
+  "layer_index",
+  "name",
+  "parent",
+  "stack_index",
+  "vocab_size",
+}
 
 
 def architecture(settings: Mapping[str, Any], *, vocab_size: int) -> Architecture:
@@ -35,7 +46,6 @@ def architecture(settings: Mapping[str, Any], *, vocab_size: int) -> Architectur
   module = looped.assemble(settings, vocab_size=vocab_size)
   block, given = module.block
   attention = given["attention"]
-  core = {**_complete(block, given), **module.core_block}
   return {
     "vocab_size": vocab_size,
     "embed_dim": settings["embed_dim"],
@@ -44,7 +54,7 @@ def architecture(settings: Mapping[str, Any], *, vocab_size: int) -> Architectur
     "coda_layers": module.coda_layers,
     "num_loops": settings["num_loops"],
     "block": {"name": settings["block"]["name"], **_complete(block, given)},
-    "core_block": {name: core[name] for name in _complete(block, module.core_block, given=True)},
+    "core_block": _complete(block, module.core_block, defaults=False),
     "injection": {"name": settings["injection"]["name"], **_complete(*module.injection_)},
     "recurrence": _complete(looped.Recurrence, module.recurrence_),
     "attention": {"name": settings["attention"]["name"], **dataclasses.asdict(attention)},
@@ -65,11 +75,11 @@ def differences(ours: Architecture, theirs: Architecture) -> dict[str, tuple[Any
   }
 
 
-def _complete(cls: Any, values: Mapping[str, Any], *, given: bool = False) -> dict[str, Any]:
-  """A class's settings with its defaults; with `given` only those that have a value."""
+def _complete(cls: Any, values: Mapping[str, Any], *, defaults: bool = True) -> dict[str, Any]:
+  """A class's settings, with its defaults or without."""
   found = {}
   for field in dataclasses.fields(cls):
-    if field.name in _TRAINING or (given and field.name not in values):
+    if field.name in _TRAINING | _ELSEWHERE or not (defaults or field.name in values):
       continue
     value = values.get(field.name, field.default)
     found[field.name] = list(value) if isinstance(value, tuple) else value

@@ -318,6 +318,13 @@ def saved_config(directory: str, *, step: int | None = None) -> dict[str, Any]:
     return _read(manager, path, step, {"config": ocp.args.JsonRestore()})["config"]
 
 
+def saved_step(directory: str, *, step: int | None = None) -> int:
+  """Tells which checkpoint `step` is: the latest for None. Arguments and errors: `saved_config`."""
+  path = _existing(directory)
+  with _open(path) as manager:
+    return _find(manager, path, step)
+
+
 def _absolute(directory: str) -> epath.Path:
   path = epath.Path(directory)
   return path if "://" in str(directory) else path.expanduser().resolve()

@@ -18,6 +18,8 @@ _TRAINING = {
   *("kernel_std", "readout_std", "table_std", "weight_std", "out_init_scale"),
   *("compute_dtype", "position_lookup"),
 }
+# May differ: the length of per-loop tables, where there are any, shows in their tensors.
+_FREE = ("num_loops", "recurrence.num_loops")
 # Said once, for the whole model, or by the place in it.
 _ELSEWHERE = {
   "attention",
@@ -71,7 +73,7 @@ def differences(ours: Architecture, theirs: Architecture) -> dict[str, tuple[Any
   return {
     name: pair
     for name, pair in pairs.items()
-    if pair[0] != pair[1] and name != "num_loops" and not name.endswith("dropout_rate")
+    if pair[0] != pair[1] and name not in _FREE and not name.endswith("dropout_rate")
   }
 
 

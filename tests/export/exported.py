@@ -86,7 +86,9 @@ MODELS = {
     "looped_gpt_bert_paper",
     "tiny",
     {
-      **{"prelude_layers": 1, "core_layers": 2, "coda_layers": 1},
+      "prelude_layers": 1,
+      "core_layers": 2,
+      "coda_layers": 1,
       "block": {"dwa_scope": "stack", "max_distance": 16},
     },
   ),
@@ -106,7 +108,7 @@ MODELS["hyper_connections"][2]["injection"] = {"num_lanes": 3, "num_loops": 2}
 
 
 def train_tokenizer(*, add_prefix_space=True):
-  words = "the a cat dog king queen sat saw ran on in to mat hat hill red old new and but".split()
+  words = ["the", "cat", "dog", "king", "sat", "saw", "ran", "on", "in", "to", "mat", "red", "old"]
   texts = [" ".join(words[i % 7 : i % 7 + 8]) + f" {i}." for i in range(60)]
   return tokenizers.train(texts, vocab_size=290, min_frequency=1, add_prefix_space=add_prefix_space)
 

@@ -25,7 +25,15 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python;
 NO_PYTHON = No Python of at least 3.11 that can make environments was found. Install one \
   (with its venv module), or name it: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)
 
-.PHONY: help setup quickstart check format test test-slow test-all golden smoke test-colab clean
+# What exported folders are read with, beside what the tests need. HF_PINS=transformers==4.51.3 with
+# an HF_VENV of its own tests the oldest version served.
+HF_VENV ?= .venv-hf
+HF_PINS ?=
+# Any torch will do. This one is without CUDA, so a tenth of the size, where pip finds it.
+HF_TORCH ?= torch==2.13.0+cpu
+
+.PHONY: help setup quickstart check format test test-slow test-all golden smoke test-colab test-hf \
+  clean
 
 help: ## Lists the targets.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -60,13 +68,13 @@ format: setup ## Formats and mends what can be mended.
 	$(VENV)/bin/ruff check --fix .
 
 test: setup ## The fast tests.
-	$(PY) $(PYTEST) -m "not slow"
+	$(PY) $(PYTEST) -m "not slow and not hf"
 
 test-slow: setup ## The slow tests, the notebook among them.
-	$(PY) $(PYTEST) -m slow
+	$(PY) $(PYTEST) -m "slow and not hf"
 
-test-all: setup ## All tests.
-	$(PY) $(PYTEST)
+test-all: setup ## All tests but those of test-hf.
+	$(PY) $(PYTEST) -m "not hf"
 
 golden: setup ## The numbers of the reference implementations.
 	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(PY) -m pytest -q tests/test_golden.py
@@ -90,5 +98,16 @@ test-colab: $(COLAB_VENV)/.setup ## Core tests and the notebook with the jax and
 	$(COLAB_VENV)/bin/python $(PYTEST) -m "not slow" $(CORE_TESTS)
 	$(COLAB_VENV)/bin/python -m pytest -q tests/colab
 
+$(HF_VENV)/.setup: pyproject.toml
+	@test -x $(HF_VENV)/bin/python || test -n "$(PYTHON)" || { echo "$(NO_PYTHON)" >&2; exit 1; }
+	@test -x $(HF_VENV)/bin/python || "$(PYTHON)" -m venv $(HF_VENV)
+	@$(HF_VENV)/bin/python -m pip install $(PIP) '$(HF_TORCH)' 2>/dev/null || \
+	  echo "$(HF_TORCH) is not to be had; any torch is taken"
+	@$(HF_VENV)/bin/python -m pip install $(PIP) --editable '.[test,hf]' $(HF_PINS)
+	@touch $@
+
+test-hf: $(HF_VENV)/.setup ## Exported folders read by transformers, with PyTorch.
+	$(HF_VENV)/bin/python -m pytest -q -m hf tests/export
+
 clean: ## Removes the environments and the tools' caches; leaves runs alone.
-	rm -rf $(VENV) $(COLAB_VENV) *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(COLAB_VENV) $(HF_VENV) *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache

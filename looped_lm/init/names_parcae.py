@@ -180,7 +180,9 @@ def verify(tensors: Tensors, config: Mapping[str, Any]) -> None:
   """
   bare = {_bare(name): tensor for name, tensor in tensors.items()}
   head, table = bare.get("lm_head.weight"), bare.get("transformer.wte.weight")
-  if config.get("tie_embeddings") and head is not None and not np.array_equal(head, table):
+  if not config.get("tie_embeddings") or head is None or table is None:
+    return
+  if not np.array_equal(head, table):
     raise UserError(
       "lm_head.weight differs from transformer.wte.weight, but tie_embeddings=True says that they "
       "are one."

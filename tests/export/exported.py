@@ -126,11 +126,19 @@ def config_of(name):
 
 
 def random_params(model, seed=0):
-  leaves, tree = jax.tree.flatten(jax.jit(model.init)(jax.random.key(seed)))
+  """Noise, around 1 where a model without changes would have ones."""
+  shapes = jax.eval_shape(model.init, jax.random.key(0))
   rng = np.random.default_rng(seed)
-  return jax.tree.unflatten(
-    tree, [np.asarray(x) + 0.1 * rng.standard_normal(x.shape, np.float32) for x in leaves]
-  )
+
+  def leaf(path, shape):
+    array = 0.2 * rng.standard_normal(shape.shape, np.float32)
+    if path[-1].key in ("scale", "step_size", "lane_read", "lane_write"):
+      array += 1.0
+    if path[-1].key == "alpha":
+      array[-1] += 1.0
+    return array
+
+  return jax.tree_util.tree_map_with_path(leaf, shapes)
 
 
 class Exported:

@@ -11,6 +11,7 @@ _GROUPS = (
   "core_layers",
   "coda_layers",
   "num_loops",
+  "exit_gate",
   "block",
   "core_block",
   "injection",

@@ -40,7 +40,7 @@ def architecture(settings: Mapping[str, Any], *, vocab_size: int) -> Architectur
     vocab_size: V.
 
   Returns:
-    Sizes and the groups block, core_block, injection, recurrence, attention, embed and head.
+    Sizes, whether there is an exit gate, and the groups block, core_block, injection, recurrence, attention, embed and head.
 
   Raises:
     UserError: As `looped.build`.
@@ -55,6 +55,7 @@ def architecture(settings: Mapping[str, Any], *, vocab_size: int) -> Architectur
     "core_layers": module.core_layers,
     "coda_layers": module.coda_layers,
     "num_loops": settings["num_loops"],
+    "exit_gate": module.exit_gate,
     "block": {"name": settings["block"]["name"], **_complete(block, given)},
     "core_block": _complete(block, module.core_block, defaults=False),
     "injection": {"name": settings["injection"]["name"], **_complete(*module.injection_)},

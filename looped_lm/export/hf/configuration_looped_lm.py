@@ -26,6 +26,8 @@ class LoopedLMConfig(PretrainedConfig):
     attention: Which pairs are computed; "dense", all of them.
     embed: Token embeddings.
     head: The read-out. `name` is "transform" or "linear".
+    exit_gate: Whether a learned gate says how likely a state is to be the last; see
+      `LoopedLMModel.exit_probability`. All loops run all the same.
     causal: Whether the bare model and the sequence classifier let a token see the later ones
       (False) or not (True). `ForCausalLM` never does and `ForMaskedLM` always does.
     max_position_embeddings: The longest row where positions are learned; else only a hint.
@@ -50,6 +52,7 @@ class LoopedLMConfig(PretrainedConfig):
     attention=None,
     embed=None,
     head=None,
+    exit_gate=None,
     causal=None,
     max_position_embeddings=None,
     classifier_dropout=0.1,
@@ -69,6 +72,7 @@ class LoopedLMConfig(PretrainedConfig):
     self.attention = dict(attention or {})
     self.embed = dict(embed or {})
     self.head = dict(head or {})
+    self.exit_gate = exit_gate
     self.causal = causal
     self.max_position_embeddings = max_position_embeddings
     self.classifier_dropout = classifier_dropout

@@ -125,6 +125,7 @@ class LoopedLMModel(LoopedLMPreTrainedModel):
     self.coda = self._stack(config, config.block, config.coda_layers, first)
     self.injection = INJECTIONS[config.injection["name"]](config, config.injection)
     self.recurrence = Recurrence(config, config.recurrence)
+    self.exit_gate = Linear(config.hidden_size, 1) if config.exit_gate else None
     self.norm_head = None
     if config.head["name"] == "linear" and config.head["norm"] != "none":
       s = config.head
@@ -201,6 +202,16 @@ class LoopedLMModel(LoopedLMPreTrainedModel):
       last_hidden_state=x, hidden_states=(*states, x) if output_hidden_states else None
     )
     return output if _as_dict(return_dict, config) else output.to_tuple()
+
+  def exit_probability(self, state):
+    """How likely it is that a state is the last, by the learned gate: [B, T].
+
+    Args:
+      state: One of the states in `hidden_states`.
+    """
+    if self.exit_gate is None:
+      raise ValueError("This model has no exit gate.")
+    return widen(self.exit_gate(state))[..., 0].sigmoid()
 
   @staticmethod
   def _prepare(layers, context):

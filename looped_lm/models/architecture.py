@@ -40,7 +40,8 @@ def architecture(settings: Mapping[str, Any], *, vocab_size: int) -> Architectur
     vocab_size: V.
 
   Returns:
-    Sizes, whether there is an exit gate, and the groups block, core_block, injection, recurrence, attention, embed and head.
+    Sizes, whether there is an exit gate, and the groups block, core_block, injection, recurrence,
+    attention, embed and head.
 
   Raises:
     UserError: As `looped.build`.

@@ -30,6 +30,7 @@ _CORNERS = {
   "core_layers": 2,
   "coda_layers": 1,
   "num_loops": 2,
+  "exit_gate": True,
   "remat": "none",
   "compute_dtype": "float32",
   "block": {

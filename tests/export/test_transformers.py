@@ -207,6 +207,19 @@ def test_hidden_states_are_of_every_loop_and_half_precision_is_close(torch, mode
   assert isinstance(net(ids, return_dict=False), tuple)
 
 
+def test_the_exit_gate_comes_along(exported, torch, load, model, tmp_path):
+  gated = exported.Exported("corners", tmp_path / "gated", model.tokenizer)
+  assert gated.settings["exit_gate"]
+  state = np.random.default_rng(0).standard_normal((2, 3, 32), np.float32)
+  with torch.no_grad():
+    theirs = load("AutoModel", gated.folder).exit_probability(torch.tensor(state)).numpy()
+  ours = gated.model.exit_probability(gated.params, state)
+  np.testing.assert_allclose(theirs, ours, atol=1e-6)
+  assert theirs.std() > 0.01
+  with pytest.raises(ValueError, match="no exit gate"):
+    load("AutoModel").exit_probability(torch.tensor(state))
+
+
 def test_impossible_calls_say_why(exported, torch, load, model, tmp_path):
   with pytest.raises(ValueError, match="num_loops=0 must be at least 1"):
     load("AutoModel")(torch.tensor([[1]]), num_loops=0)

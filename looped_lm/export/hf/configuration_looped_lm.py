@@ -83,8 +83,6 @@ class LoopedLMConfig(PretrainedConfig):
     self.intermediate_size = self.block.get("mlp_dim")
     for derived in ("num_hidden_layers", "num_attention_heads", "intermediate_size"):
       kwargs.pop(derived, None)
-    if num_loops is not None and num_loops < 1:
-      raise ValueError(f"num_loops={num_loops} must be at least 1.")
     # There is no cache of keys and values: `generate` reads the whole text for every token.
     self.use_cache = False
     kwargs.pop("use_cache", None)

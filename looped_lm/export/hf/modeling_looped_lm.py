@@ -114,6 +114,7 @@ class LoopedLMModel(LoopedLMPreTrainedModel):
 
   def __init__(self, config):
     super().__init__(config)
+    _check_loops(config.num_loops)
     self.embed = Embed(config)
     self.shared = nn.ModuleDict()
     if config.block["name"] == "gpt_bert":
@@ -174,8 +175,7 @@ class LoopedLMModel(LoopedLMPreTrainedModel):
     num_loops = config.num_loops if num_loops is None else num_loops
     if output_hidden_states is None:
       output_hidden_states = config.output_hidden_states
-    if num_loops < 1:
-      raise ValueError(f"num_loops={num_loops} must be at least 1.")
+    _check_loops(num_loops)
     see, position = who_sees_whom(input_ids, attention_mask, causal)
     shared = self.shared["positions"]() if "positions" in self.shared else None
     context = Context(see, input_ids, position, shared)
@@ -244,6 +244,11 @@ def who_sees_whom(input_ids, attention_mask, causal):
   elif attention_mask is not None:
     see = see & attention_mask.reshape(-1, length, length).bool()
   return see[:, None], position
+
+
+def _check_loops(num_loops):
+  if num_loops < 1:
+    raise ValueError(f"num_loops={num_loops} must be at least 1.")
 
 
 def _as_dict(return_dict, config):

@@ -22,6 +22,7 @@ def get_config(arguments: str = "") -> config_dict.ConfigDict:
   config.model.prelude_layers = 0
   config.model.coda_layers = 0
   config.model.num_loops = 1
+  config.model.depth.update(name="fixed", grad_loops=0)
   config.model.injection = config_dict.ConfigDict({"name": "none"})
   config.model.recurrence = config_dict.ConfigDict({})
   return config

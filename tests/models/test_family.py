@@ -8,6 +8,7 @@ import pytest
 from looped_lm import visibility
 from looped_lm.errors import UserError
 from looped_lm.models import looped
+from looped_lm.nn import depth
 from looped_lm.scaling import flops
 from looped_lm.types import Inputs
 
@@ -28,6 +29,26 @@ COUNTS = {
   ("grt", "large_isoflop"): 290_196_480,
   # No published totals: 24.2M of these are no embeddings, as published.
   ("grt", "small_isoflop"): 63_611_904,
+}
+# Depth in training: sampler, per what, mean loops drawn, gradient loops; and what a token costs in
+# training on average if no row waits, in GFLOP.
+DEPTHS = {
+  ("parcae", "140m"): ("poisson", "sequence", 8.0, 4, 1.21),
+  ("parcae", "370m"): ("poisson", "sequence", 8.0, 4, 3.68),
+  ("parcae", "770m"): ("poisson", "sequence", 8.0, 4, 7.99),
+  ("parcae", "1_3b"): ("poisson", "sequence", 8.0, 4, 14.6),
+  ("gpt2", "140m"): ("fixed", "sequence", 1.0, 1, 0.642),
+  ("rdm", "100m"): ("poisson", "batch", 16.0, 8, 2.24),
+  ("rdm", "350m"): ("poisson", "batch", 8.0, 4, 7.21),
+  ("huginn", "3_5b"): ("lognormal_poisson", "batch", 33.0, 8, 215.0),
+  ("grt", "small_isoflop"): ("uniform", "batch", 5.5, 10, 0.782),
+  ("grt", "medium_isoflop"): ("uniform", "batch", 2.5, 4, 2.19),
+  ("grt", "large_isoflop"): ("uniform", "batch", 3.5, 6, 4.43),
+  ("grt", "small_isoparam"): ("uniform", "batch", 5.5, 10, 4.21),
+  ("grt", "medium_isoparam"): ("uniform", "batch", 2.5, 4, 6.59),
+  ("grt", "large_isoparam"): ("uniform", "batch", 3.5, 6, 20.0),
+  ("recursive_gpt", ""): ("fixed", "sequence", 16.0, 16, 2.71),
+  ("universal_transformer", ""): ("fixed", "batch", 6.0, 6, 0.226),
 }
 INJECTIONS = (
   "none",
@@ -80,6 +101,42 @@ def test_a_layer_s_multiply_adds_are_its_matrices_and_attention(tiny_config, for
   per_layer = macs.loop_attention / model["core_layers"]
   if model["block"]["name"] != "gpt_bert":
     assert per_layer == 2 * seq_len * model["embed_dim"]
+
+
+@pytest.mark.parametrize("form", DEPTHS, ids=":".join)
+def test_depth_in_training_is_the_paper_s_and_costs_what_the_config_says(tiny_config, form):
+  config = tiny_config(*form)
+  model = config["model"]
+  name, per, mean, grad_loops, giga = DEPTHS[form]
+  sampler = depth.make(model["depth"], num_loops=model["num_loops"])
+  assert (model["depth"]["name"], sampler.trained_loops) == (name, grad_loops)
+  assert name == "fixed" or sampler.per == per
+  # What the cap takes is less than a thousandth.
+  assert sampler.executed(1).mean == pytest.approx(mean, rel=1e-3)
+  cost = flops.training_flops_per_token(model, shapes(config), seq_len=config["data"]["seq_len"])
+  assert cost / 1e9 == pytest.approx(giga, rel=5e-3)
+
+
+@pytest.mark.parametrize(("size", "share"), [("small", 0.78), ("medium", 0.72), ("large", 0.69)])
+def test_grt_trains_at_the_published_share_of_the_dense_model_s_cost(tiny_config, size, share):
+  config = tiny_config("grt", f"{size}_isoflop")
+  model = config["model"]
+  macs = flops.forward_macs(model, shapes(config), seq_len=config["data"]["seq_len"])
+  mean = flops.executed_loops(model, rows=64).mean
+  layer = macs.loop / model["core_layers"]
+  # The paper counts projection and gate whole in every loop; their share of e is done once here.
+  looped = mean * (macs.loop + 5 * model["embed_dim"] ** 2)
+  dense = {"small": 12, "medium": 24, "large": 36}[size] * layer
+  assert (macs.prelude + looped + macs.coda) / dense == pytest.approx(share, abs=0.005)
+  assert macs.injection_loop == 3 * model["embed_dim"] ** 2
+
+
+@pytest.mark.parametrize("form", DEPTHS, ids=":".join)
+def test_another_name_alone_changes_the_sampler(tiny_config, form):
+  model = tiny_config(*form)["model"]
+  for name in depth.SAMPLERS:
+    settings = {**model["depth"], "name": name}
+    depth.make(settings, num_loops=model["num_loops"])
 
 
 TINY = [("parcae", ""), ("gpt2", ""), ("rdm", ""), ("grt", ""), *FORMS[-len(INJECTIONS) - 3 :]]

@@ -5,8 +5,9 @@ and bias per loop in every norm.
 
 Command: python -m looped_lm.main --config=configs/recursive_gpt.py --workdir=runs/recursive \
   --config.data.paths=babylm_10M
-Training costs 2.71 GFLOP per token. Hardware: one accelerator. Time: not measured here. Result to expect (the paper's 27.6M model on 10M
-words): BLiMP 70.95, against 68.97 for a standard model of 41.1M.
+Training costs 2.71 GFLOP per token. Hardware: one accelerator. Time: not measured here. Result to
+expect (the paper's 27.6M model on 10M words): BLiMP 70.95, against 68.97 for a standard model of
+41.1M.
 
 Depth is fixed, in training too: every loop has norms of its own.
 

@@ -1,0 +1,30 @@
+"""What a forward pass shows of its inside, to those who ask.
+
+A module offers an array; whoever calls `Model.encode` with `watch` gets it, one per loop where it
+was offered inside the recurrence. Where nobody asks, offering does nothing and leaves no trace in
+the program.
+"""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+
+# Attention probabilities, [B, N, T, S], before dropout. Names end in the layer's physical index.
+ATTENTION = "attention"
+# A figure of every token, [B, T, ...], e.g. how far a gate is open; named as it is to be logged.
+FIGURES = "figures"
+COLLECTIONS = (ATTENTION, FIGURES)
+
+
+def offer(module: nn.Module, collection: str, name: str, array: jax.Array) -> None:
+  """Offers an array, computed anyway, under a name that is new within the module."""
+  module.sow(collection, name, array, init_fn=lambda: None, reduce_fn=lambda _, new: new)
+
+
+def collected(variables: Any, collection: str) -> dict[str, jax.Array]:
+  """The arrays of one collection: path of the module and name -> array."""
+  found = {}
+  for path, array in jax.tree_util.tree_leaves_with_path(variables.get(collection, {})):
+    found["/".join(str(part.key) for part in path)] = array
+  return found

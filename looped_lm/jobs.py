@@ -281,8 +281,9 @@ def _eval(config: Config, *, workdir: str, **_: Any) -> None:
   _print_figures(evaluators.figures(params, final=True))
   if jax.process_index() == 0:
     views.write(workdir, evaluators.views(experiment.strategy.one_copy(params)))
-    facts = {"Parameters": f"{sum(x.size for x in jax.tree.leaves(params)):,}"}
-    print(f"Report: {report.write_report(workdir, facts=facts)}")
+    if metrics.exists(workdir):  # Checkpoints may have come without their log.
+      facts = {"Parameters": f"{sum(x.size for x in jax.tree.leaves(params)):,}"}
+      print(f"Report: {report.write_report(workdir, facts=facts)}")
 
 
 def _generate(config: Config, *, workdir: str, **_: Any) -> None:

@@ -19,7 +19,15 @@ COLLECTIONS = (ATTENTION, FIGURES)
 
 def offer(module: nn.Module, collection: str, name: str, array: jax.Array) -> None:
   """Offers an array, computed anyway, under a name that is new within the module."""
-  module.sow(collection, name, array, init_fn=lambda: None, reduce_fn=lambda _, new: new)
+  module.sow(collection, name, array, init_fn=_nothing, reduce_fn=_latest)
+
+
+def _nothing() -> Any:
+  return None
+
+
+def _latest(_: Any, new: Any) -> Any:
+  return new
 
 
 def collected(variables: Any, collection: str) -> dict[str, jax.Array]:

@@ -44,6 +44,7 @@ def _lenses(lens: Mapping[str, np.ndarray] | None) -> list[Drawing]:
 
 def _lens(figure: Any, *, lens: Mapping[str, np.ndarray], snippet: int) -> bool:
   import matplotlib
+  from matplotlib.patches import Rectangle
 
   tokens_T = lens["token_BT"][snippet]
   length = int((tokens_T != "").sum())
@@ -68,9 +69,7 @@ def _lens(figure: Any, *, lens: Mapping[str, np.ndarray], snippet: int) -> bool:
       )
       if targets_T[column] and top_RT[row, column] == targets_T[column]:
         frame = {"fill": False, "edgecolor": "#D55E00", "linewidth": 1.6}
-        axes.add_patch(
-          matplotlib.patches.Rectangle((column - 0.47, row - 0.44), 0.94, 0.88, **frame)
-        )
+        axes.add_patch(Rectangle((column - 0.47, row - 0.44), 0.94, 0.88, **frame))
   places = range(length)
   axes.set_xticks(places, [_visible(token) for token in tokens_T[:length]], parse_math=False)
   axes.set_yticks(range(len(shown_R)), [f"loop {r + 1}" for r in shown_R])

@@ -157,7 +157,8 @@ class Block(nn.Module):
       return dropout.dropout(array, self.attention_dropout_rate, context.keys_B, site=site)
 
     def drop_probabilities(p_BNTS: jax.Array) -> jax.Array:
-      watch.offer(self, watch.ATTENTION, f"layer_{self.layer_index}", p_BNTS)
+      in_loop = context.loop_B is not None
+      watch.offer_attention(self, p_BNTS, layer_index=self.layer_index, in_loop=in_loop)
       return drop(p_BNTS, _PROBABILITIES)
 
     c_BTNH = self.attention(

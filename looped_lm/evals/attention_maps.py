@@ -50,14 +50,15 @@ class Evaluator:
   def _look(self):
     def look(params: Params, tokens_BT: jax.Array, length_B: jax.Array) -> dict[str, jax.Array]:
       inputs = causal(tokens_BT, length_B)
-      output = self.subject.model.encode(params, inputs, watch=(watch.ATTENTION,))
+      letters = {watch.ATTENTION: "RTS", watch.ATTENTION_OUTSIDE: "TS"}
+      output = self.subject.model.encode(params, inputs, watch=tuple(letters))
       assert output.watched is not None
       maps = {}
-      for path, p_BNTS in output.watched[watch.ATTENTION].items():
-        # "core/layers_0/attend/layer_2": the stack and the layer's physical index.
-        stack, layer = path.split("/", 1)[0], path.rpartition("/")[2]
-        letters = "RTS" if stack == "core" else "TS"
-        maps[f"{stack}_{layer}_{letters}"] = p_BNTS[..., 0, :, :, :].mean(axis=-3)
+      for collection, axes in letters.items():
+        for path, p_BNTS in output.watched[collection].items():
+          # "core/layers_0/attend/layer_2": the stack and the layer's physical index.
+          stack, layer = path.split("/", 1)[0], path.rpartition("/")[2]
+          maps[f"{stack}_{layer}_{axes}"] = p_BNTS[..., 0, :, :, :].mean(axis=-3)
       return maps
 
     return jax.jit(look)

@@ -131,7 +131,8 @@ class SelfAttention(nn.Module):
     k_BTKH, v_BTKH = Memory(name="memory")(context.chunk, k_BTKH, v_BTKH)
 
     def drop_probabilities(p_BNTS: jax.Array) -> jax.Array:
-      watch.offer(self, watch.ATTENTION, f"layer_{self.layer_index}", p_BNTS)
+      in_loop = context.loop_B is not None
+      watch.offer_attention(self, p_BNTS, layer_index=self.layer_index, in_loop=in_loop)
       return self._drop(p_BNTS, _PROBABILITIES, context)
 
     repeats = self.num_heads // self.num_kv_heads

@@ -195,7 +195,7 @@ def _scan(loop_body: Any, length: int, remat: str) -> Any:
   scan = nn.scan(
     loop_body,
     variable_broadcast="params",
-    variable_axes=dict.fromkeys(watch.COLLECTIONS, 0),
+    variable_axes=dict.fromkeys(watch.IN_LOOPS, 0),
     split_rngs={"params": False},
   )
   return lambda model, h_BTD: scan(model, h_BTD, jnp.arange(length, dtype=jnp.int32))

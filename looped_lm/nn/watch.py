@@ -10,11 +10,15 @@ from typing import Any
 import flax.linen as nn
 import jax
 
-# Attention probabilities, [B, N, T, S], before dropout. Names end in the layer's physical index.
-ATTENTION = "attention"
-# A figure of every token, [B, T, ...], e.g. how far a gate is open; named as it is to be logged.
+# Attention probabilities, [B, N, T, S], before dropout, of the core's layers and of the others.
+# Names end in the layer's physical index.
+ATTENTION, ATTENTION_OUTSIDE = "attention", "attention_outside"
+# A figure of every token in a loop, [B, T, ...], e.g. how far a gate is open; named as it is to be
+# logged.
 FIGURES = "figures"
-COLLECTIONS = (ATTENTION, FIGURES)
+# What the recurrence stacks over its loops. It would slice whatever these held before it, so the
+# layers outside have a collection of their own.
+IN_LOOPS = (ATTENTION, FIGURES)
 
 
 def offer(module: nn.Module, collection: str, name: str, array: jax.Array) -> None:
@@ -28,6 +32,13 @@ def _nothing() -> Any:
 
 def _latest(_: Any, new: Any) -> Any:
   return new
+
+
+def offer_attention(
+  module: nn.Module, p_BNTS: jax.Array, *, layer_index: int, in_loop: bool
+) -> None:
+  """Offers a layer's probabilities."""
+  offer(module, ATTENTION if in_loop else ATTENTION_OUTSIDE, f"layer_{layer_index}", p_BNTS)
 
 
 def collected(variables: Any, collection: str) -> dict[str, jax.Array]:

@@ -30,12 +30,14 @@ def inputs():
 @pytest.fixture(scope="module")
 def gated(tiny_config, inputs):
   """A gated model, its parameters off their initial values, and all that a long run shows."""
-  settings = tiny_config("grt")["model"] | {"embed_dim": 16, "prelude_layers": 0, "num_loops": 3}
+  settings = tiny_config("grt")["model"] | {"embed_dim": 16, "num_loops": 3}
   model = looped.build(settings, vocab_size=VOCAB_SIZE)
   params = jax.jit(model.init)(jax.random.key(0))
   params = jax.tree.map(lambda x: x + 0.1 * jnp.sin(jnp.arange(x.size).reshape(x.shape)), params)
   run = jax.jit(
-    lambda p: model.encode(p, inputs, num_loops=6, keep_states=True, watch=watch.COLLECTIONS)
+    lambda p: model.encode(
+      p, inputs, num_loops=6, keep_states=True, watch=(*watch.IN_LOOPS, watch.ATTENTION_OUTSIDE)
+    )
   )
   return model, params, run(params), run
 
@@ -87,9 +89,12 @@ def test_the_gate_shown_is_the_gate_that_moves_the_state(gated):
 
 
 def test_attention_is_shown_as_computed(gated, inputs):
-  shown = gated[2].watched[watch.ATTENTION]
-  assert sorted(shown) == ["coda/layers_0/attend/layer_1", "core/layers_0/attend/layer_0"]
-  p_RBNTS = shown["core/layers_0/attend/layer_0"]
+  shown = gated[2].watched
+  outside = shown[watch.ATTENTION_OUTSIDE]
+  assert sorted(outside) == ["coda/layers_0/attend/layer_2", "prelude/layers_0/attend/layer_0"]
+  assert {p_BNTS.shape for p_BNTS in outside.values()} == {(2, 2, 6, 6)}
+  assert list(shown[watch.ATTENTION]) == ["core/layers_0/attend/layer_1"]
+  p_RBNTS = shown[watch.ATTENTION]["core/layers_0/attend/layer_1"]
   assert p_RBNTS.shape == (6, 2, 2, 6, 6)
   see_BTS = np.asarray(visibility.visible(inputs.order_BT, inputs.segments_BT))
   assert ((np.asarray(p_RBNTS) > 0) == see_BTS[None, :, None]).all()
@@ -98,11 +103,9 @@ def test_attention_is_shown_as_computed(gated, inputs):
   assert np.abs(p_RBNTS[0] - p_RBNTS[3]).max() > 1e-4  # Each loop has its own.
 
 
-@pytest.mark.parametrize(("name", "remat"), [("looped_gpt_bert", "full"), ("grt", "none")])
-def test_nobody_watching_leaves_no_trace_in_the_program(
-  tiny_config, inputs, monkeypatch, name, remat
-):
-  model = looped.build(tiny_config(name)["model"] | {"remat": remat}, vocab_size=VOCAB_SIZE)
+@pytest.mark.parametrize("name", ["looped_gpt_bert", "grt"])
+def test_nobody_watching_leaves_no_trace_in_the_program(tiny_config, inputs, monkeypatch, name):
+  model = looped.build(tiny_config(name)["model"] | {"remat": "none"}, vocab_size=VOCAB_SIZE)
   params = jax.eval_shape(model.init, jax.random.key(0))
 
   def program(**arguments):

@@ -116,7 +116,9 @@ def get_config(arguments: str = "") -> config_dict.ConfigDict:
         "keep_latest": 2,
       },
       "evals": {
+        # Asked at every evaluation, and at the end of the run alone.
         "names": ("held_out", "unigram", "injection"),
+        "final_names": ("loop_diagnostics", "logit_lens", "attention_maps"),
         "weights": "raw",
         "batch_size": 64,
         "num_batches": 16,

@@ -46,4 +46,5 @@ def get_config(arguments: str = "") -> config_dict.ConfigDict:
   config.train.save_every_steps = 200
   config.evals.batch_size = 8
   config.evals.num_batches = 16
+  config.evals.loop_diagnostics = {"num_batches": 4}  # A run of twice the loops costs twice.
   return config

@@ -15,6 +15,7 @@ from looped_lm.data.pipeline import Pipeline
 from looped_lm.data.prepare import Prepared, find_prepared, prepare, user_cache
 from looped_lm.data.tokenizer import Tokenizer
 from looped_lm.errors import UserError
+from looped_lm.evals import suite
 from looped_lm.export import huggingface, model_card
 from looped_lm.generate import terminal
 from looped_lm.generate.continuation import Generator
@@ -26,7 +27,7 @@ from looped_lm.nn.decode import Decoding
 from looped_lm.nn.halting import Halting
 from looped_lm.optim import schedules
 from looped_lm.scaling.describe import describe
-from looped_lm.train import checkpoint, loop, metrics, parallel, report, run_record, step
+from looped_lm.train import checkpoint, loop, metrics, parallel, report, run_record, step, views
 from looped_lm.types import Model, Params, State, Subject, Vocabulary
 
 Config = Mapping[str, Any]
@@ -118,8 +119,8 @@ class Experiment:
       ema=self.config["train"]["ema_decay"] > 0,
     )
 
-  def evaluators(self) -> Callable[[Params], Iterable[tuple[str, float]]]:
-    """The config's evaluators as one function of the parameters."""
+  def evaluators(self) -> suite.Suite:
+    """The config's evaluators."""
     evals = self.config["evals"]
     subject = Subject(
       model=self.model,
@@ -131,16 +132,7 @@ class Experiment:
       batch_size=evals["batch_size"],
       num_batches=evals["num_batches"],
     )
-    built = [
-      plugins.load("evals", name).Evaluator(subject=subject, **evals.get(name, {}))
-      for name in evals["names"]
-    ]
-
-    def evaluate(params: Params) -> Iterable[tuple[str, float]]:
-      for evaluator in built:
-        yield from evaluator.run(params)
-
-    return evaluate
+    return suite.Suite(evals, subject)
 
 
 def run(
@@ -202,8 +194,7 @@ def check(config: Config) -> None:
     raise UserError(f"evals.weights={evals['weights']!r} is none of ['raw', 'ema'].")
   if evals["weights"] == "ema" and train["ema_decay"] == 0:
     raise UserError("evals.weights='ema' needs an average: set train.ema_decay above 0.")
-  for name in evals["names"]:
-    plugins.load("evals", name)
+  suite.check(evals)
   strategy = parallel.make(config["parallel"])
   strategy.check_batch(train["batch_size"], micro_batches=train["micro_batches"])
   if evals["batch_size"] < 1 or evals["batch_size"] % jax.device_count():
@@ -251,7 +242,7 @@ def _train(
   changes = run_record.check_same(workdir, config, allow_change=allow_config_change, free=_FREE)
   experiment = build(config)
   train, strategy = config["train"], experiment.strategy
-  evaluate = experiment.evaluators()
+  evaluators = experiment.evaluators()
   best = config["evals"]["best_metric"] or None
   with checkpoint.Checkpoints(
     str(epath.Path(workdir) / "checkpoints"),
@@ -290,7 +281,9 @@ def _train(
         ),
         strategy=strategy,
         pipeline=experiment.pipeline,
-        evaluate=lambda state: evaluate(_weights(state, config)),
+        evaluate=lambda state: evaluators.figures(
+          _weights(state, config), final=int(state.step) == experiment.total_steps
+        ),
         checkpoints=checkpoints,
         metrics=log,
         total_steps=experiment.total_steps,
@@ -299,6 +292,7 @@ def _train(
         save_every_steps=train["save_every_steps"],
       )
   if jax.process_index() == 0:
+    views.write(workdir, evaluators.views(strategy.one_copy(_weights(state, config))))
     _print_figures(_evaluated(workdir).items())
     facts = {"Parameters": f"{sum(x.size for x in jax.tree.leaves(state.params)):,}"}
     print(f"Report: {report.write_report(workdir, facts=facts)}")
@@ -310,7 +304,13 @@ def _eval(config: Config, *, workdir: str, **_: Any) -> None:
   which = "ema" if config["evals"]["weights"] == "ema" else "params"
   abstract = experiment.strategy.like_saved(experiment.abstract_state())
   params = checkpoint.restore_params(workdir, abstract.params, which=which)
-  _print_figures(experiment.evaluators()(experiment.strategy.replicate(params)))
+  evaluators, params = experiment.evaluators(), experiment.strategy.replicate(params)
+  _print_figures(evaluators.figures(params, final=True))
+  if jax.process_index() == 0:
+    views.write(workdir, evaluators.views(experiment.strategy.one_copy(params)))
+    if metrics.exists(workdir):  # Checkpoints may have come without their log.
+      facts = {"Parameters": f"{sum(x.size for x in jax.tree.leaves(params)):,}"}
+      print(f"Report: {report.write_report(workdir, facts=facts)}")
 
 
 def _generate(config: Config, *, workdir: str, **_: Any) -> None:

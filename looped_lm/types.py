@@ -12,7 +12,7 @@ A name such as `logits_BTV` states its shape:
 | R | loops | 1 | broadcast |
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 from typing import Any, Protocol
 
@@ -84,10 +84,13 @@ class Output:
     hidden_BTD: After the coda, ready for `Model.readout`.
     states_RBTD: The recurrent state after every loop, or None unless asked for. Where rows take
       loops of their own, each is counted from its own first, and its last state repeats.
+    watched: Of each collection that was watched: path -> array, as `nn/watch.py` says; inside the
+      recurrence with a first axis of loops.
   """
 
   hidden_BTD: Float[Array, "B T D"]
   states_RBTD: Float[Array, "R B T D"] | None = None
+  watched: Mapping[str, Mapping[str, Array]] | None = None
 
 
 @struct.dataclass
@@ -184,7 +187,8 @@ class Encode(Protocol):
   depth draws them at `progress` (steps taken over the steps of the run), and gradient through a
   row's last loops alone. Without it nothing is random and every row takes `Model.num_loops`.
   `num_loops` says the loops instead, one number or one per row; rows of their own loops carry
-  gradient through the last ones alone even without a key.
+  gradient through the last ones alone even without a key. `watch` names collections of
+  `nn/watch.py` to return; all rows must then take the same loops.
   """
 
   def __call__(
@@ -196,6 +200,7 @@ class Encode(Protocol):
     num_loops: int | Int[Array, " B"] | None = None,
     keep_states: bool = False,
     progress: Float[Array, ""] | float = 1.0,
+    watch: Sequence[str] = (),
   ) -> Output: ...
 
 

@@ -59,6 +59,11 @@ def test_a_run_leaves_log_checkpoints_record_and_report(trained):
   )
   assert "held-out" in (workdir / "report.html").read_text().lower()
   assert list((workdir / "plots").glob("*.png"))
+  # Some evaluators are asked at the end alone.
+  assert {r["step"] for r in records if f"eval/depth/{2 * loops:02}/clm_loss_nats" in r} == {20}
+  assert {r["step"] for r in records if "eval/clm/loss_nats" in r} == {10, 20}
+  shown = sorted(path.name for path in (workdir / "diagnostics").iterdir())
+  assert shown == ["attention_maps.npz", "logit_lens.npz"]
 
 
 def test_the_last_loop_is_the_reported_loss(trained):
@@ -71,8 +76,10 @@ def test_the_last_loop_is_the_reported_loss(trained):
 def test_eval_repeats_the_figures_of_the_run(trained, capsys):
   config, workdir = trained
   last = [record for record in log.read(str(workdir)) if "eval/clm/loss_nats" in record][-1]
+  (workdir / "diagnostics" / "logit_lens.npz").unlink()
   run("eval", config, workdir)
   printed = dict(line.split() for line in capsys.readouterr().out.splitlines() if "eval/" in line)
+  assert (workdir / "diagnostics" / "logit_lens.npz").exists()
   assert float(printed["eval/clm/loss_nats"]) == pytest.approx(last["eval/clm/loss_nats"], abs=1e-5)
 
 
@@ -168,6 +175,8 @@ def _assign(tree, path, value):
     (set_("train.ema_decay", 1.0), r"train.ema_decay=1.0 must lie in \[0, 1\)"),
     (set_("train.log_every_steps", 0), "log_every_steps=0 must be at least 1"),
     (set_("evals.names", ("held_uot",)), "Did you mean 'held_out'"),
+    (set_("evals.final_names", ("held_out",)), "'held_out' 2 times"),
+    (set_("evals.held_out", {"mods": ("clm",)}), "Did you mean evals.held_out.modes"),
     (set_("evals.weights", "avg"), "evals.weights='avg' is none of"),
     (set_("evals.batch_size", 3), "evals.batch_size=3 must be a multiple of 4 devices"),
     (set_("parallel.strategy", "magic"), "parallel.strategy='magic' is none of"),

@@ -37,7 +37,7 @@ class Attention:
       see_BTS: True where the query may see the key.
       bias_BNTS: Added to the products before scaling.
       scale: Factor on the scores.
-      dropout: Applied to the probabilities.
+      dropout: Applied to the probabilities; whoever draws attention maps sees them there.
     """
     score_BNTS = jnp.einsum(
       "BTNH,BSNH->BNTS", q_BTNH, k_BSNH, preferred_element_type=accumulator(q_BTNH)

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 import numpy as np
 
 from looped_lm.errors import UserError
-from looped_lm.nn import dropout
+from looped_lm.nn import dropout, watch
 from looped_lm.nn.cache import Memory
 from looped_lm.nn.context import Context
 from looped_lm.nn.linear import Linear, truncated_normal
@@ -156,6 +156,11 @@ class Block(nn.Module):
       site = dropout.layer_site(self.layer_index, place)
       return dropout.dropout(array, self.attention_dropout_rate, context.keys_B, site=site)
 
+    def drop_probabilities(p_BNTS: jax.Array) -> jax.Array:
+      in_loop = context.loop_B is not None
+      watch.offer_attention(self, p_BNTS, layer_index=self.layer_index, in_loop=in_loop)
+      return drop(p_BNTS, _PROBABILITIES)
+
     c_BTNH = self.attention(
       q_BTNH,
       k_BSNH,
@@ -163,7 +168,7 @@ class Block(nn.Module):
       context.see_BTS,
       bias_BNTS,
       scale=1.0 / math.sqrt(3 * q_BTNH.shape[-1]),
-      dropout=lambda p_BNTS: drop(p_BNTS, _PROBABILITIES),
+      dropout=drop_probabilities,
     )
     c_BTD = c_BTNH.reshape(x_BTD.shape) * jax.nn.gelu(gate_BTD, approximate=False)
     # The output's dropout is the attention's too, as in the reference.

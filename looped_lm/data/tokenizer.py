@@ -186,6 +186,13 @@ class Tokenizer:
     """Gives the text of ids: the exact inverse of `encode`. Specials appear by name."""
     return self._program.decode([int(id) for id in ids], skip_special_tokens=False)
 
+  def spell(self, id: int) -> str:
+    """Gives the text of one token as it stands inside a text, so with the space before a word.
+
+    A token that is a part of a character is the replacement character, U+FFFD.
+    """
+    return decoders.ByteLevel().decode([self._program.id_to_token(id)])
+
   # ---- Words
 
   def _count_words(

@@ -7,7 +7,7 @@ linear part of the loop is a contraction.
 from jaxtyping import Array, Float
 
 from looped_lm.nn import decay
-from looped_lm.nn.stable import StableInjection
+from looped_lm.nn.stable import StableInjection, drive_norm
 from looped_lm.types import Params
 
 
@@ -19,5 +19,7 @@ class Injection(StableInjection):
 
 
 def diagnostics(params: Params) -> dict[str, Float[Array, ""]]:
-  """Spectral radius and mean of the decay, and the largest step size."""
-  return decay.figures(params["A_log"], params["dt_bias"])
+  """Spectral radius and mean of the decay, the largest step size, and the drive's norm."""
+  scale_D = decay.step(params["dt_bias"])
+  figures = decay.figures(params["A_log"], params["dt_bias"])
+  return figures | {"drive_norm": drive_norm(params["B"], scale_D)}

@@ -8,7 +8,7 @@ fixed point of the linear part is B e / exp(A_log) for any Δ.
 from jaxtyping import Array, Float
 
 from looped_lm.nn import decay
-from looped_lm.nn.stable import StableInjection
+from looped_lm.nn.stable import StableInjection, drive_norm
 from looped_lm.types import Params
 
 
@@ -20,5 +20,7 @@ class Injection(StableInjection):
 
 
 def diagnostics(params: Params) -> dict[str, Float[Array, ""]]:
-  """Spectral radius and mean of the decay, and the largest step size."""
-  return decay.figures(params["A_log"], params["dt_bias"])
+  """Spectral radius and mean of the decay, the largest step size, and the drive's norm."""
+  scale_D = decay.held_step(params["A_log"], params["dt_bias"])
+  figures = decay.figures(params["A_log"], params["dt_bias"])
+  return figures | {"drive_norm": drive_norm(params["B"], scale_D)}

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from looped_lm.errors import UserError
-from looped_lm.nn import noise
+from looped_lm.nn import noise, watch
 from looped_lm.nn.norms import layer_norm
 from looped_lm.nn.precision import narrow, widen
 from looped_lm.nn.states import RecurrentState
@@ -90,7 +90,9 @@ class Injection(RecurrentState):
       draw = noise.normal(keys_B, shape, site=noise.GATE, dtype=h_BTD.dtype)
       logits_BTD = logits_BTD + self.gate_noise_std * draw
     keep_BTD = jax.nn.sigmoid(logits_BTD)
-    return keep_BTD * h_BTD + (1.0 - keep_BTD) * out_BTD
+    open_BTD = 1.0 - keep_BTD
+    watch.offer(self, watch.FIGURES, "gate_openness", open_BTD)
+    return keep_BTD * h_BTD + open_BTD * out_BTD
 
   def gate_logits(self, h_BTD: Float[Array, "B T D"], anchor: "_Anchor") -> Float[Array, "B T D"]:
     """What the gate is the sigmoid of, without noise; it sees the clean state and e."""

@@ -4,7 +4,7 @@ Every system is a point in one space: the block, the injection and the attention
 plug-ins, the sizes of prelude, core and coda are numbers. `skeleton` is what they are put into.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import dataclasses
 from typing import Any
 
@@ -19,6 +19,7 @@ from looped_lm.errors import UserError
 from looped_lm.models.skeleton import LoopedLM, Settings
 from looped_lm.nn import cache, embed, heads, recurrence, states
 from looped_lm.nn import depth as depths
+from looped_lm.nn import watch as watching
 from looped_lm.nn.decode import Decoding
 from looped_lm.nn.embed import Embed
 from looped_lm.nn.heads import HEADS
@@ -143,7 +144,7 @@ def _as_functions(
     inputs = Inputs(
       tokens_BT=row, order_BT=row, segments_BT=row + 1, row_B=jnp.zeros((1,), jnp.int32)
     )
-    return module.init(key, inputs)["params"]
+    return module.init(key, inputs, mutable="params")["params"]
 
   def draw_loops(row_B, *, key, progress=1.0):
     loops = module.depth.draw(row_B, key=key, progress=progress)
@@ -157,6 +158,7 @@ def _as_functions(
     num_loops: int | Int[Array, " B"] | None = None,
     keep_states: bool = False,
     progress: Float[Array, ""] | float = 1.0,
+    watch: Sequence[str] = (),
   ) -> Output:
     depth = module.depth
     if num_loops is not None:
@@ -169,7 +171,14 @@ def _as_functions(
     if isinstance(loops, int) and key is not None and 0 < depth.grad_loops < loops:
       # In training the last loops alone carry gradient, however their number came about.
       loops = jnp.full(inputs.row_B.shape, loops, jnp.int32)
-    return apply("encode", params, inputs, key, loops, max_loops, keep_states)
+    arguments = (inputs, key, loops, max_loops, keep_states)
+    if not watch:
+      return apply("encode", params, *arguments)
+    assert isinstance(loops, int), "Loops of each row cannot be watched."
+    output, seen = module.apply(
+      {"params": params}, *arguments, method="encode", mutable=list(watch)
+    )
+    return output.replace(watched={name: watching.collected(seen, name) for name in watch})
 
   def finish(params, h_BTD, inputs):
     return apply("finish", params, h_BTD, inputs)

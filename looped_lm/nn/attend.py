@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from looped_lm.nn import dropout
+from looped_lm.nn import dropout, watch
 from looped_lm.nn.cache import Memory
 from looped_lm.nn.context import Context
 from looped_lm.nn.linear import Linear
@@ -129,6 +129,12 @@ class SelfAttention(nn.Module):
     if extra_BTKH is not None:
       v_BTKH = narrow(widen(v_BTKH) + extra_BTKH, self.compute_dtype)
     k_BTKH, v_BTKH = Memory(name="memory")(context.chunk, k_BTKH, v_BTKH)
+
+    def drop_probabilities(p_BNTS: jax.Array) -> jax.Array:
+      in_loop = context.loop_B is not None
+      watch.offer_attention(self, p_BNTS, layer_index=self.layer_index, in_loop=in_loop)
+      return self._drop(p_BNTS, _PROBABILITIES, context)
+
     repeats = self.num_heads // self.num_kv_heads
     c_BTNH = self.attention(
       q_BTNH,
@@ -136,7 +142,7 @@ class SelfAttention(nn.Module):
       jnp.repeat(v_BTKH, repeats, axis=2),
       context.see_BTS,
       scale=1.0 / math.sqrt(head_dim),
-      dropout=lambda p_BNTS: self._drop(p_BNTS, _PROBABILITIES, context),
+      dropout=drop_probabilities,
     )
     out = Linear(
       self.embed_dim,

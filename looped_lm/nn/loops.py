@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
+from looped_lm.nn import watch
 from looped_lm.nn.context import Context
 
 # [B, T, D], or whatever else the injection keeps, rows first.
@@ -191,5 +192,10 @@ def _scan(loop_body: Any, length: int, remat: str) -> Any:
   """(model, state) -> (state, outputs), the body rematerialised as asked."""
   if remat != "none":
     loop_body = nn.remat(loop_body, policy=REMAT[remat], prevent_cse=False)
-  scan = nn.scan(loop_body, variable_broadcast="params", split_rngs={"params": False})
+  scan = nn.scan(
+    loop_body,
+    variable_broadcast="params",
+    variable_axes=dict.fromkeys(watch.IN_LOOPS, 0),
+    split_rngs={"params": False},
+  )
   return lambda model, h_BTD: scan(model, h_BTD, jnp.arange(length, dtype=jnp.int32))

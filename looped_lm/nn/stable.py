@@ -52,3 +52,8 @@ class StableInjection(RecurrentState):
   def enter(self, h_BTD: jax.Array, anchor: Any, *, loop_B, keys_B) -> Float[Array, "B T D"]:
     decay_D, drive_BTD = anchor
     return decay_D * h_BTD + drive_BTD
+
+
+def drive_norm(B_CD: Float[Array, "C D"], scale_C: Float[Array, " C"]) -> Float[Array, ""]:
+  """‖diag(s) B‖₂: by how much the drive may stretch e at most."""
+  return jnp.linalg.norm(widen(scale_C)[:, None] * widen(B_CD), ord=2)

@@ -210,6 +210,11 @@ class _Log:
       self._file.close()
 
 
+def exists(workdir: str) -> bool:
+  """Tells whether a run has logged here."""
+  return (epath.Path(workdir) / _FILE).exists()
+
+
 def read(workdir: str) -> list[dict[str, float]]:
   """Reads metrics.jsonl, one dictionary per line in the order written.
 

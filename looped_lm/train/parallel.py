@@ -79,6 +79,10 @@ class Pmap:
 
     return jax.pmap(summed, axis_name=_AXIS, in_axes=(None, 0), out_axes=None)
 
+  def one_copy(self, tree: Any) -> Any:
+    """A replicated tree as it lies on one local device, for what is too small to split."""
+    return jax.tree.map(lambda x: x.addressable_shards[0].data, tree)
+
   def to_saved(self, state: State) -> State:
     """The state as checkpoints keep it: free of the layout it was trained on."""
     if jax.process_count() == 1:

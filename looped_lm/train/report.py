@@ -3,13 +3,17 @@
 import base64
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
+import itertools
 import json
 from typing import Any
 
 from etils import epath
 
-from looped_lm.train import metrics, plots
-from looped_lm.train.plots import Plot, Record
+from looped_lm.train import metrics, views
+from looped_lm.train.plots import gallery
+from looped_lm.train.plots import series as plots
+from looped_lm.train.plots.canvas import Plot
+from looped_lm.train.plots.series import Record
 
 INSTALL_PLOTS = "pip install 'looped-lm[plots]'"
 
@@ -32,6 +36,7 @@ th:first-child, td:first-child { text-align: left; }
 tr:last-child td { border-bottom: 0; }
 td.text { text-align: left; overflow-wrap: anywhere; }
 figure { margin: 0; }
+.wide { grid-column: 1 / -1; }
 img { display: block; width: 100%; height: auto; }
 figcaption { margin-top: .5rem; font-size: .9rem; color: #6b7280; }
 .note { border-left: 4px solid #D55E00; background: #fff7ed; padding: .75rem 1rem; }
@@ -66,11 +71,11 @@ def write_report(
   folder = epath.Path(workdir)
   records = metrics.read(workdir)
   try:
-    pictures, missing = plots.draw(records)
+    pictures, missing = gallery.draw(records, views.read(workdir))
   except ImportError as error:
-    pictures, missing = [], None
+    pictures, missing = {}, None
     progress(f"The report has no plots ({error}): {INSTALL_PLOTS}, then write it again.")
-  for plot in pictures:
+  for plot in itertools.chain.from_iterable(pictures.values()):
     (folder / "plots").mkdir(parents=True, exist_ok=True)
     (folder / "plots" / f"{plot.name}.png").write_bytes(plot.png)
   name = folder.name or str(workdir)
@@ -78,6 +83,7 @@ def write_report(
     name=name,
     summary={**_run_facts(folder), **(facts or {}), **_final_facts(records)},
     loops=_loop_table(records),
+    depths=_depth_table(records),
     pictures=_pictures(pictures, missing),
     config=_text(folder / "config.json"),
   )
@@ -157,27 +163,63 @@ def _loop_table(records: Sequence[Record]) -> str:
   return f"<table><tr><th>loop</th>{head}</tr>{''.join(rows)}</table>"
 
 
-def _pictures(pictures: Sequence[Plot], missing: Sequence[str] | None) -> str:
+def _depth_table(records: Sequence[Record]) -> str:
+  """Loss and accuracy of every mode in runs of R loops, at the last evaluation."""
+  numbers = plots.loops(records, "eval/depth", "state_rms")
+  if not numbers:
+    return ""
+  trained = plots.trained_loops(numbers)
+  columns = []
+  for mode in plots.modes(records):
+    if plots.loops(records, "eval/depth", f"{mode}_loss_nats"):
+      name = plots.mode_name(mode)
+      columns.append((f"eval/depth/{{:02}}/{mode}_loss_nats", f"{name} loss, nats"))
+      columns.append((f"eval/depth/{{:02}}/{mode}_accuracy", f"{name} accuracy"))
+  columns.append(("eval/depth/{:02}/state_rms", "state RMS"))
+  rows = []
+  for r in numbers:
+    cells = "".join(f"<td>{_number(_last(records, name.format(r)))}</td>" for name, _ in columns)
+    own = ", the model's own" if r == trained else ", deeper" if r > trained else ""
+    rows.append(f"<tr><td>{r}{own}</td>{cells}</tr>")
+  head = "".join(f"<th>{escape(title)}</th>" for _, title in columns)
+  table = f"<table><tr><th>loops run</th>{head}</tr>{''.join(rows)}</table>"
+  return f"<h2>Depth by depth</h2><div class='card scroll'>{table}</div>"
+
+
+def _pictures(pictures: Mapping[str, Sequence[Plot]], missing: Sequence[str] | None) -> str:
   if missing is None:
     return (
-      "<p class='note'>The plots are missing because matplotlib is not installed. "
+      "<h2>Curves</h2><p class='note'>The plots are missing because matplotlib is not installed. "
       f"<code>{escape(INSTALL_PLOTS)}</code>, then write the report again.</p>"
     )
-  figures = "".join(
-    f"<figure class='card'><img alt='{escape(plot.caption)}' "
-    f"src='data:image/png;base64,{base64.b64encode(plot.png).decode()}'>"
-    f"<figcaption>{escape(plot.caption)} <code>plots/{plot.name}.png</code></figcaption></figure>"
-    for plot in pictures
-  )
+  sections = ""
+  for heading, plots_ in pictures.items():
+    if plots_:
+      figures = "".join(_figure(plot) for plot in plots_)
+      sections += f"<h2>{escape(heading)}</h2><div class='columns'>{figures}</div>"
   absent = ""
   if missing:
     listed = ", ".join(name.replace("_", " ") for name in missing)
     absent = f"<p>Not drawn, because the run logged no such figures: {escape(listed)}.</p>"
-  return f"<div class='columns'>{figures}</div>{absent}"
+  return sections + absent
+
+
+def _figure(plot: Plot) -> str:
+  return (
+    f"<figure class='card{' wide' if plot.wide else ''}'><img alt='{escape(plot.caption)}' "
+    f"src='data:image/png;base64,{base64.b64encode(plot.png).decode()}'>"
+    f"<figcaption>{escape(plot.caption)} <code>plots/{plot.name}.png</code></figcaption></figure>"
+  )
 
 
 def _page(
-  *, name: str, summary: Mapping[str, str], loops: str, pictures: str, config: str | None
+  *,
+  name: str,
+  summary: Mapping[str, str],
+  loops: str,
+  depths: str,
+  pictures: str,
+  config: str | None,
 ) -> str:
   rows = "".join(
     f"<tr><td>{escape(key)}</td><td class='text'>{escape(value)}</td></tr>"
@@ -204,7 +246,7 @@ def _page(
 <section><h2>Summary</h2><div class="card scroll"><table>{rows}</table></div></section>
 <section><h2>Loop by loop</h2><div class="card scroll">{loops}</div></section>
 </div>
-<h2>Curves</h2>
+{depths}
 {pictures}
 {settings}
 </body>

@@ -49,6 +49,14 @@ def spelled(tok, text):
   return [tok.decode([id]) for id in tok.encode(text)]
 
 
+def test_a_token_is_spelled_as_it_stands_in_a_text(tok):
+  text = "The cat sat, 12 dogs"
+  assert "".join(tok.spell(int(id)) for id in tok.encode(text)).removeprefix(" ") == text
+  assert " c" in [tok.spell(int(id))[:2] for id in tok.encode(text)]
+  assert tok.spell(tok.mask_id) == "<mask>"
+  assert tok.spell(int(tok.encode("日")[-1])) == "\ufffd"
+
+
 @given(text=ANY)
 def test_decoding_is_the_inverse_of_encoding(tok, text):
   assert tok.decode(tok.encode(text)) == text

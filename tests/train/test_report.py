@@ -6,12 +6,20 @@ from html.parser import HTMLParser
 import math
 import re
 
+import numpy as np
 import pytest
 
 from looped_lm.errors import UserError
-from looped_lm.train import metrics, plots, report, run_record
+from looped_lm.train import metrics, report, run_record, views
+from looped_lm.train.plots import series as plots
 
 PNG = b"\x89PNG\r\n\x1a\n"
+PICTURES = (
+  *("loss", "spectral_radius", "drive_norm", "learning_rate", "gradient_norm"),
+  *("tokens_per_second", "loss_by_depth", "loss_by_loop", "loss_by_loop_over_time", "state_rms"),
+  *("movement", "gate_openness", "logit_lens_1", "logit_lens_2"),
+  *("attention_layer_1", "attention_layer_2"),
+)
 
 
 def log_run(workdir, *, injection=True, num_loops=3):
@@ -47,7 +55,40 @@ def log_run(workdir, *, injection=True, num_loops=3):
         evaluated[f"eval/loop/{r:02}/state_rms"] = r / 2
       if injection:
         evaluated |= {"eval/injection/rho_max": 0.6, "eval/injection/rho_mean": 0.4}
+        evaluated["eval/injection/drive_norm"] = 0.9
       log.write(step, evaluated)
+    log.write(20, diagnosed(num_loops))
+  views.write(str(workdir), looked_at(num_loops))
+
+
+def diagnosed(num_loops):
+  """Figures of depths and loops up to twice the model's own; one of them is no number."""
+  figures = {}
+  for depth in (1, 2, num_loops, 2 * num_loops):
+    for mode in ("clm", "mntp"):
+      figures[f"eval/depth/{depth:02}/{mode}_loss_nats"] = 4.0 - depth / 10
+      figures[f"eval/depth/{depth:02}/{mode}_accuracy"] = depth / 100
+    figures[f"eval/depth/{depth:02}/state_rms"] = depth / 2
+  figures[f"eval/depth/{2 * num_loops:02}/mntp_loss_nats"] = math.nan
+  for loop in range(1, 2 * num_loops + 1):
+    for kind in ("step_size", "cosine", "token_correlation", "gate_openness"):
+      figures[f"eval/loop/{loop:02}/{kind}"] = 1 / loop
+  return figures
+
+
+def looked_at(num_loops):
+  """Two snippets, one shorter; tokens that a plot could take for formulas or lacks a sign for."""
+  tokens = np.array([["<s>", " a$b$", "\n"], ["<s>", "語\ufffd", ""]])
+  ones = np.ones((num_loops, 2, 3, 2), np.float32)
+  lens = {
+    "token_BT": tokens,
+    "target_BT": np.roll(tokens, -1, axis=1),
+    "top_RBTK": np.broadcast_to(tokens[None, ..., None], ones.shape),
+    "probability_RBTK": ones / 4,
+    "target_probability_RBT": ones[..., 0] / 4,
+  }
+  maps = {f"core_layer_{layer}_RTS": ones[..., 0] for layer in (1, 2)}
+  return {"logit_lens": lens, "attention_maps": {"token_T": tokens[0, :2], **maps}}
 
 
 class Page(HTMLParser):
@@ -90,7 +131,7 @@ def test_the_report_has_every_picture_and_number(tmp_path):
   page = Page(text)
   assert not lines
   files = sorted(path.name for path in (tmp_path / "plots").iterdir())
-  assert files == sorted(f"{name}.png" for name in plots._PLOTS)
+  assert files == sorted(f"{name}.png" for name in PICTURES)
   assert len(page.images) == len(files)
   for source in page.images:
     png = base64.b64decode(source.removeprefix("data:image/png;base64,"))
@@ -110,6 +151,9 @@ def test_the_report_has_every_picture_and_number(tmp_path):
     ["2", "3.7800", "3.7800", "1.0000"],
     ["3", "3.6800", "3.6800", "1.5000"],
   ]
+  depths = [row for row in page.rows if len(row) == 6]
+  assert [row[0] for row in depths] == ["loops run", "1", "2", "3, the model's own", "6, deeper"]
+  assert depths[-1][1:] == ["3.4000", "0.0600", "nan", "0.0600", "3.0000"]
 
 
 def test_the_report_stands_alone(tmp_path):
@@ -122,7 +166,7 @@ def test_the_report_stands_alone(tmp_path):
 def test_what_was_not_logged_is_said(tmp_path):
   log_run(tmp_path, injection=False)
   text, _ = write(tmp_path)
-  assert "the run logged no such figures: spectral radius." in text
+  assert "the run logged no such figures: spectral radius, drive norm." in text
   assert not (tmp_path / "plots" / "spectral_radius.png").exists()
 
 

@@ -1,0 +1,78 @@
+"""The evaluators of a run: what they measure on the way and at its end, and what they show then."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from looped_lm import plugins
+from looped_lm.errors import UserError
+from looped_lm.types import Params, Subject
+
+Settings = Mapping[str, Any]
+Views = dict[str, Mapping[str, np.ndarray]]
+
+
+class Suite:
+  """The evaluators that a config names.
+
+  An evaluator has `run(params) -> (name, value) pairs`, the parameters as the strategy placed them,
+  or `views(params) -> name -> array`, the parameters on one device, or both.
+  """
+
+  def __init__(self, settings: Settings, subject: Subject) -> None:
+    """Builds them; see `check` for the settings and errors."""
+    check(settings)
+    self._built = {
+      name: plugins.load("evals", name).Evaluator(subject=subject, **_own(settings, name))
+      for name in (*settings["names"], *settings["final_names"])
+    }
+    self._final = frozenset(settings["final_names"])
+
+  def figures(self, params: Params, *, final: bool) -> Iterator[tuple[str, float]]:
+    """Measures.
+
+    Args:
+      params: As the strategy placed them.
+      final: Whether the run is at its end, where all evaluators are asked.
+    """
+    for name, evaluator in self._built.items():
+      if hasattr(evaluator, "run") and (final or name not in self._final):
+        yield from evaluator.run(params)
+
+  def views(self, params: Params) -> Views:
+    """What is looked at and not measured, of each evaluator that shows something.
+
+    Args:
+      params: On one device.
+    """
+    return {
+      name: evaluator.views(params)
+      for name, evaluator in self._built.items()
+      if hasattr(evaluator, "views")
+    }
+
+
+def check(settings: Settings) -> None:
+  """Checks the `evals` group's evaluators and their settings.
+
+  Args:
+    settings: `names` are asked at every evaluation, `final_names` at the end of the run alone; a
+      group of an evaluator's name holds its settings.
+
+  Raises:
+    UserError: No such evaluator or setting, or an evaluator is named twice.
+  """
+  names = [*settings["names"], *settings["final_names"]]
+  for name in names:
+    evaluator = plugins.load("evals", name).Evaluator
+    if names.count(name) > 1:
+      raise UserError(
+        f"evals.names and evals.final_names name {name!r} {names.count(name)} times; name it once: "
+        "what is measured at every evaluation is measured at the end, too."
+      )
+    plugins.settings(evaluator, _own(settings, name), where=f"evals.{name}")
+
+
+def _own(settings: Settings, name: str) -> dict[str, Any]:
+  return dict(settings.get(name, {}))

@@ -191,7 +191,9 @@ class Tokenizer:
 
     A token that is a part of a character is the replacement character, U+FFFD.
     """
-    return decoders.ByteLevel().decode([self._program.id_to_token(id)])
+    token = self._program.id_to_token(id)
+    assert token is not None, id
+    return decoders.ByteLevel().decode([token])
 
   # ---- Words
 

@@ -46,5 +46,6 @@ def get_config(arguments: str = "") -> config_dict.ConfigDict:
   config.train.save_every_steps = 200
   config.evals.batch_size = 8
   config.evals.num_batches = 16
-  config.evals.loop_diagnostics = {"num_batches": 4}  # A run of twice the loops costs twice.
+  # A run of twice the loops costs twice.
+  config.evals.loop_diagnostics = {"num_batches": 4, "modes": ("clm",)}
   return config

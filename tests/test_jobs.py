@@ -22,6 +22,10 @@ def run(mode, config, workdir, **flags):
 def trained(tiny_config, tmp_path_factory):
   """A finished run: its config and folder, with what it printed beside them."""
   config, workdir = tiny_config(), tmp_path_factory.mktemp("run")
+  config["evals"] |= {
+    "final_names": ("loop_diagnostics", "logit_lens", "attention_maps"),
+    "loop_diagnostics": {"modes": ("clm",)},
+  }
   with contextlib.redirect_stdout(io.StringIO()) as printed:
     run("train", config, workdir, overrides={"train.total_steps": 20})
   (workdir / "printed.txt").write_text(printed.getvalue())

@@ -12,6 +12,9 @@ import traceback
 
 import jax
 from jax.experimental import multihost_utils
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+import numpy as np
 
 from looped_lm.errors import UserError
 
@@ -120,6 +123,7 @@ def together() -> Iterator[None]:
     yield
     return
   try:
+    _meet()
     yield
   except UserError as error:
     _end(str(error))
@@ -129,7 +133,7 @@ def together() -> Iterator[None]:
       _end("this process failed; the others stop, too.")
     why = " ".join(str(error).split())[:200]
     _end(
-      f"another process is gone ({why}). Look for its error in its log, then start all of them "
+      f"another process is gone or does not answer ({why}). Look for its error in its log, then start all of them "
       "again with the same command: the run goes on from the last checkpoint."
     )
   except BaseException:
@@ -137,6 +141,19 @@ def together() -> Iterator[None]:
     _end("this process failed; the others stop, too.")
   multihost_utils.sync_global_devices("looped_lm: the end")
   jax.distributed.shutdown()
+
+
+def _meet() -> None:
+  """Lets all devices sum something up, before compiling takes the processes different times.
+
+  CPUs connect at their first common sum, and then wait for each other half a minute at most.
+  """
+  where = NamedSharding(Mesh(np.array(jax.devices()), ("devices",)), PartitionSpec("devices"))
+  ones = jax.make_array_from_callback(
+    (jax.device_count(),), where, lambda index: np.ones(jax.device_count())[index]
+  )
+  whole = NamedSharding(where.mesh, PartitionSpec())
+  jax.jit(jnp.sum, out_shardings=whole)(ones).block_until_ready()
 
 
 _LOST_WORDS = (

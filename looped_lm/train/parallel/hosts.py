@@ -133,8 +133,8 @@ def together() -> Iterator[None]:
       _end("this process failed; the others stop, too.")
     why = " ".join(str(error).split())[:200]
     _end(
-      f"another process is gone or does not answer ({why}). Look for its error in its log, then start all of them "
-      "again with the same command: the run goes on from the last checkpoint."
+      f"another process is gone or does not answer ({why}). Look for its error in its log, then "
+      "start all of them again with the same command: the run goes on from the last checkpoint."
     )
   except BaseException:
     traceback.print_exc()

@@ -23,7 +23,9 @@ _MODE = flags.DEFINE_enum("mode", "train", sorted(jobs.MODES), "What to do.")
 _FORMAT = flags.DEFINE_enum("format", "huggingface", ["huggingface"], "Of --mode=export.")
 _OUTPUT = flags.DEFINE_string("output", "", "Folder of --mode=export; by default WORKDIR/export.")
 _STEP = flags.DEFINE_integer(
-  "step", 0, "Checkpoint of --mode=export, 0 is the latest; the step that --mode=replay takes again."
+  "step",
+  0,
+  "Checkpoint of --mode=export, 0 is the latest; the step that --mode=replay takes again.",
 )
 _LICENSE = flags.DEFINE_string("license", "", "Of exported weights, e.g. apache-2.0, for the card.")
 _ALLOW_CONFIG_CHANGE = flags.DEFINE_bool(

@@ -20,7 +20,7 @@ def replay(
   workdir: str,
   strategy: Any,
   abstract_state: State,
-  make_state: Callable[[], State],
+  create_state: Callable[[], State],
   train_step: Callable[..., Any],
   pipeline: Pipeline,
   tokenizer: Any,
@@ -36,7 +36,7 @@ def replay(
     workdir: The run's folder.
     strategy: Runs steps on devices.
     abstract_state: The state's shapes.
-    make_state: Computes the state before the first step.
+    create_state: Gives the state before the first step, placed by the strategy.
     train_step: The pure step.
     pipeline: Gives the batch of any step.
     tokenizer: Turns rows into text.
@@ -48,7 +48,7 @@ def replay(
   Raises:
     UserError: A checkpoint is damaged or of another model.
   """
-  state = _state_before(step, workdir, strategy, abstract_state, make_state, progress)
+  state = _state_before(step, workdir, strategy, abstract_state, create_state, progress)
   compiled = strategy.compile_step(train_step)
   for earlier in range(int(state.step), step - 1):
     state, _ = compiled(state, strategy.split(pipeline.batch_at(earlier)))
@@ -77,13 +77,13 @@ def _state_before(
   workdir: str,
   strategy: Any,
   abstract_state: State,
-  make_state: Callable[[], State],
+  create_state: Callable[[], State],
   progress: Callable[[str], None],
 ) -> State:
   earlier = [s for s in checkpoint.saved_steps(workdir) if s < step]
   if not earlier:
     progress(f"No checkpoint of {workdir} lies before step {step}: starting from the beginning.")
-    return strategy.create(make_state)
+    return create_state()
   progress(f"Starting from the checkpoint of step {earlier[-1]}.")
   like = strategy.like_saved(abstract_state)
   return strategy.from_saved(checkpoint.restore_state(workdir, like, step=earlier[-1]))

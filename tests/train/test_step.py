@@ -1,5 +1,7 @@
 """The step: the same on one device and on four, in one piece and in parts."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import optax
@@ -76,10 +78,9 @@ def mesh(experiment, **sizes):
 )
 def test_one_device_equals_a_mesh_with_dropout(experiment, single, sizes, micro_batches):
   strategy = mesh(experiment, **sizes)
+  placed = dataclasses.replace(experiment, strategy=strategy)
   compiled = strategy.compile_step(make_step(experiment, micro_batches))
-  state, losses, _ = run(
-    experiment, compiled, split=strategy.split, state=strategy.create(experiment.make_state)
-  )
+  state, losses, _ = run(experiment, compiled, split=strategy.split, state=placed.create_state())
   np.testing.assert_allclose(losses, single[1], atol=1e-5)
   for ours, theirs in zip(
     jax.tree.leaves(state.params), jax.tree.leaves(single[0].params), strict=True

@@ -114,6 +114,8 @@ def get_config(arguments: str = "") -> config_dict.ConfigDict:
         "eval_every_steps": 500,
         "save_every_steps": 500,
         "keep_latest": 2,
+        # A step that takes longer is reported; 0 watches nothing.
+        "watchdog_seconds": 0.0,
       },
       "evals": {
         # Asked at every evaluation, and at the end of the run alone.
@@ -124,7 +126,13 @@ def get_config(arguments: str = "") -> config_dict.ConfigDict:
         "num_batches": 16,
         "best_metric": "eval/clm/loss_nats",
       },
-      "parallel": {"strategy": "pmap"},
+      # pmap: every device holds the whole state. mesh: devices = data x fsdp x tensor.
+      "parallel": {
+        "strategy": "pmap",
+        "fsdp": 1,
+        "tensor": 1,
+        "lost_process_seconds": 100,
+      },
       # Of --mode=generate alone.
       "generate": {
         "task": "continue",  # Or "infill": fills every <mask>.

@@ -11,9 +11,11 @@ usage: launch/tpu_vm.sh COMMAND [options] [-- arguments of looped_lm.main]
 commands
   create    makes the TPU VM
   install   copies the committed state of this checkout to every host and installs it there
-  run       starts looped_lm.main on every host, in the background
+  run       starts looped_lm.main on every host, in the background; the hosts find each other
+            (--distributed=auto) and train one model
   resume    goes on after a crash or a preemption: makes and installs the VM again where it is
             gone, then runs the same command; training continues from the last checkpoint
+  stop      asks the run to save and end (SIGTERM on every host)
   status    says what the VM and the run on each host are doing
   delete    deletes the VM; the workdir stays
 
@@ -172,6 +174,12 @@ resume() {
   run
 }
 
+# One host would do: the others learn of it. But which of them is alive is not known here.
+stop() {
+  on_every_host "cd looped_lm || exit
+if $running; then kill \$(cat run.pid); else echo \"\$(hostname): not running\"; fi"
+}
+
 status() {
   tpu_vm describe "$name" "--format=value(state,health)"
   on_every_host "cd looped_lm || exit
@@ -222,7 +230,7 @@ while [ $# -gt 0 ]; do
 done
 
 case "$command" in
-  create | install | run | resume | status | delete)
+  create | install | run | resume | stop | status | delete)
     need "$name" --name TPU_NAME
     need "$project" --project TPU_PROJECT
     need "$zone" --zone TPU_ZONE

@@ -27,7 +27,20 @@ from looped_lm.nn.decode import Decoding
 from looped_lm.nn.halting import Halting
 from looped_lm.optim import schedules
 from looped_lm.scaling.describe import describe
-from looped_lm.train import checkpoint, loop, metrics, parallel, report, run_record, step, views
+from looped_lm.train import (
+  checkpoint,
+  interrupt,
+  loop,
+  metrics,
+  parallel,
+  replay,
+  report,
+  run_record,
+  step,
+  views,
+  watchdog,
+)
+from looped_lm.train.parallel import hosts
 from looped_lm.types import Model, Params, State, Subject, Vocabulary
 
 Config = Mapping[str, Any]
@@ -44,8 +57,16 @@ _GROUPS = (
   "parallel",
   "generate",
 )
-# What no training depends on: a workdir goes on whatever they say.
-_FREE = ("generate",)
+# What no training depends on: a workdir goes on whatever they say. Most say where and how a run is
+# computed, not what.
+_FREE = (
+  "generate",
+  "parallel.strategy",
+  "parallel.fsdp",
+  "parallel.tensor",
+  "parallel.lost_process_seconds",
+  "train.watchdog_seconds",
+)
 _TOKENIZER = "tokenizer.json"
 _BUDGETS = {"total_words": "words", "total_tokens": "tokens", "total_epochs": "epochs"}
 
@@ -84,7 +105,7 @@ class Experiment:
   objective: Any
   prepared: Prepared
   pipeline: Pipeline
-  strategy: parallel.Pmap
+  strategy: parallel.Strategy
   total_steps: int
 
   @functools.cached_property
@@ -103,13 +124,35 @@ class Experiment:
 
   def initial_state(self) -> State:
     """The state before the first step, on the host's first device."""
+    make, loaded = self._start()
+    return jax.jit(make)(loaded)
+
+  def create_state(self) -> State:
+    """The same where the strategy wants it."""
+    make, loaded = self._start()
+    return self.strategy.create(make, loaded)
+
+  def train_step(self) -> Callable[..., Any]:
+    """The pure step."""
+    return step.make_train_step(
+      model=self.model,
+      objective=self.objective,
+      tx=self.tx,
+      schedule=self.schedule,
+      total_steps=self.total_steps,
+      micro_batches=self.config["train"]["micro_batches"],
+      ema_decay=self.config["train"]["ema_decay"],
+    )
+
+  def _start(self) -> tuple[Callable[[Any], State], Any]:
+    """Gives loaded -> state, and what the initialiser loaded."""
     init = _init(self.config)
     loaded = init.load(self.model, settings=self.config["model"], tokenizer=self.prepared.tokenizer)
 
     def make(loaded: Params) -> State:
       return self._make_state(lambda key: init.params(self.model, key, loaded))
 
-    return jax.jit(make)(loaded)
+    return make, loaded
 
   def _make_state(self, init: Callable[[jax.Array], Params]) -> State:
     return step.initial_state(
@@ -143,7 +186,8 @@ def run(
   overrides: Mapping[str, Any],
   allow_config_change: bool,
   export: Export | None = None,
-) -> None:
+  replay_step: int = 0,
+) -> int:
   """Runs a job.
 
   Args:
@@ -153,21 +197,27 @@ def run(
     overrides: What the command line changed of the config.
     allow_config_change: Whether a workdir of another config may be continued.
     export: How to export, for that mode.
+    replay_step: The step that mode "replay" takes again.
+
+  Returns:
+    The exit code: 0, or another where the user stopped a run that can go on.
 
   Raises:
     UserError: Something the user gave cannot work.
   """
   parallel.cache_programs(user_cache() / "compiled")
   check(config)
-  if mode in ("train", "eval", "export", "generate") and not workdir:
+  if mode in ("train", "eval", "export", "generate", "replay") and not workdir:
     raise UserError(f"--workdir is missing; --mode={mode} needs a folder for the run.")
-  MODES[mode](
+  code = MODES[mode](
     config,
     workdir=workdir,
     overrides=overrides,
     allow_config_change=allow_config_change,
     export=export or Export(),
+    replay_step=replay_step,
   )
+  return code or 0
 
 
 def check(config: Config) -> None:
@@ -187,9 +237,9 @@ def check(config: Config) -> None:
     raise UserError(f"train.ema_decay={train['ema_decay']} must lie in [0, 1); 0 switches it off.")
   if train["log_every_steps"] < 1:
     raise UserError(f"train.log_every_steps={train['log_every_steps']} must be at least 1.")
-  for name in ("eval_every_steps", "save_every_steps"):
+  for name in ("eval_every_steps", "save_every_steps", "watchdog_seconds"):
     if train[name] < 0:
-      raise UserError(f"train.{name}={train[name]} must be at least 0; 0 means at the end only.")
+      raise UserError(f"train.{name}={train[name]} must be at least 0; 0 switches it off.")
   if evals["weights"] not in ("raw", "ema"):
     raise UserError(f"evals.weights={evals['weights']!r} is none of ['raw', 'ema'].")
   if evals["weights"] == "ema" and train["ema_decay"] == 0:
@@ -197,10 +247,7 @@ def check(config: Config) -> None:
   suite.check(evals)
   strategy = parallel.make(config["parallel"])
   strategy.check_batch(train["batch_size"], micro_batches=train["micro_batches"])
-  if evals["batch_size"] < 1 or evals["batch_size"] % jax.device_count():
-    raise UserError(
-      f"evals.batch_size={evals['batch_size']} must be a multiple of {jax.device_count()} devices."
-    )
+  strategy.check_eval_batch(evals["batch_size"])
   size = max(config["tokenizer"]["vocab_size"], 17)
   looped.build(config["model"], vocab_size=size)
   _objective(config, Vocabulary(size=size, num_special=16, bos_id=1, pad_id=3, mask_id=4))
@@ -238,47 +285,44 @@ def _train(
   overrides: Mapping[str, Any],
   allow_config_change: bool,
   **_: Any,
-) -> None:
+) -> int:
   changes = run_record.check_same(workdir, config, allow_change=allow_config_change, free=_FREE)
   experiment = build(config)
   train, strategy = config["train"], experiment.strategy
   evaluators = experiment.evaluators()
-  best = config["evals"]["best_metric"] or None
+  say = _say()
   with checkpoint.Checkpoints(
     str(epath.Path(workdir) / "checkpoints"),
     keep_latest=train["keep_latest"],
-    best_metric=best,
+    best_metric=config["evals"]["best_metric"] or None,
     config=config,
   ) as checkpoints:
+    resumed: Mapping[str, Any] = {}
     if checkpoints.latest_step() is None:
-      state = strategy.replicate(experiment.initial_state())
+      state = experiment.create_state()
     else:
-      state, data = checkpoints.restore(strategy.like_saved(experiment.abstract_state()))
-      assert data["next_step"] == int(state.step)
+      state, resumed = checkpoints.restore(strategy.like_saved(experiment.abstract_state()))
+      assert resumed["next_step"] == int(state.step)
       state = strategy.from_saved(state)
-      print(f"Resuming {workdir} at step {int(state.step)}.")
+      say(f"Resuming {workdir} at step {int(state.step)}.")
     first = int(state.step)
-    print(describe(experiment.model, config, experiment.prepared))
-    if jax.process_index() == 0:
+    say(describe(experiment.model, config, experiment.prepared))
+    if hosts.is_first():
       run_record.write(workdir, config, overrides=overrides, changes=changes, step=first)
       experiment.prepared.tokenizer.save(str(epath.Path(workdir) / _TOKENIZER))
-    with metrics.Metrics(
-      workdir,
-      total_steps=experiment.total_steps,
-      resumed_step=first,
-      writes=jax.process_index() == 0,
-    ) as log:
+    with (
+      metrics.Metrics(
+        workdir,
+        total_steps=experiment.total_steps,
+        resumed_step=first,
+        writes=hosts.is_first(),
+      ) as log,
+      interrupt.Interrupts(agreed=hosts.agreement(), progress=say) as interrupts,
+      watchdog.Watchdog(train["watchdog_seconds"], where=hosts.name()) as dog,
+    ):
       state = loop.train(
         state,
-        train_step=step.make_train_step(
-          model=experiment.model,
-          objective=experiment.objective,
-          tx=experiment.tx,
-          schedule=experiment.schedule,
-          total_steps=experiment.total_steps,
-          micro_batches=train["micro_batches"],
-          ema_decay=train["ema_decay"],
-        ),
+        train_step=experiment.train_step(),
         strategy=strategy,
         pipeline=experiment.pipeline,
         evaluate=lambda state: evaluators.figures(
@@ -286,16 +330,24 @@ def _train(
         ),
         checkpoints=checkpoints,
         metrics=log,
+        interrupts=interrupts,
+        watchdog=dog,
+        resumed=resumed,
         total_steps=experiment.total_steps,
         log_every_steps=train["log_every_steps"],
         eval_every_steps=train["eval_every_steps"],
         save_every_steps=train["save_every_steps"],
       )
-  if jax.process_index() == 0:
-    views.write(workdir, evaluators.views(strategy.one_copy(_weights(state, config))))
+  if interrupts.stops:
+    say(f"Stopped after step {int(state.step)}, which is saved; the same command goes on from it.")
+    return interrupts.exit_code
+  params = strategy.one_copy(_weights(state, config))
+  if hosts.is_first():
+    views.write(workdir, evaluators.views(params))
     _print_figures(_evaluated(workdir).items())
     facts = {"Parameters": f"{sum(x.size for x in jax.tree.leaves(state.params)):,}"}
     print(f"Report: {report.write_report(workdir, facts=facts)}")
+  return 0
 
 
 def _eval(config: Config, *, workdir: str, **_: Any) -> None:
@@ -304,13 +356,36 @@ def _eval(config: Config, *, workdir: str, **_: Any) -> None:
   which = "ema" if config["evals"]["weights"] == "ema" else "params"
   abstract = experiment.strategy.like_saved(experiment.abstract_state())
   params = checkpoint.restore_params(workdir, abstract.params, which=which)
-  evaluators, params = experiment.evaluators(), experiment.strategy.replicate(params)
-  _print_figures(evaluators.figures(params, final=True))
-  if jax.process_index() == 0:
-    views.write(workdir, evaluators.views(experiment.strategy.one_copy(params)))
+  evaluators, params = experiment.evaluators(), experiment.strategy.from_saved(params)
+  figures = list(evaluators.figures(params, final=True))
+  params = experiment.strategy.one_copy(params)
+  if hosts.is_first():
+    _print_figures(figures)
+    views.write(workdir, evaluators.views(params))
     if metrics.exists(workdir):  # Checkpoints may have come without their log.
       facts = {"Parameters": f"{sum(x.size for x in jax.tree.leaves(params)):,}"}
       print(f"Report: {report.write_report(workdir, facts=facts)}")
+
+
+def _replay(config: Config, *, workdir: str, replay_step: int, **_: Any) -> None:
+  run_record.check_same(workdir, config, allow_change=True)
+  experiment = build(config)
+  if not 1 <= replay_step <= experiment.total_steps:
+    raise UserError(
+      f"--step={replay_step} must lie in [1, {experiment.total_steps}], the steps of the run: the "
+      "one that --mode=replay takes again."
+    )
+  replay.replay(
+    replay_step,
+    workdir=workdir,
+    strategy=experiment.strategy,
+    abstract_state=experiment.abstract_state(),
+    create_state=experiment.create_state,
+    train_step=experiment.train_step(),
+    pipeline=experiment.pipeline,
+    tokenizer=experiment.prepared.tokenizer,
+    progress=_say(),
+  )
 
 
 def _generate(config: Config, *, workdir: str, **_: Any) -> None:
@@ -424,23 +499,29 @@ def _export(config: Config, *, workdir: str, export: Export, **_: Any) -> None:
 
 def _prepare_only(config: Config, **_: Any) -> None:
   prepared = _prepare(config)
-  print(data_report.text(prepared.report))
+  _say()(data_report.text(prepared.report))
 
 
 def _describe(config: Config, **_: Any) -> None:
   prepared = find_prepared(config["data"], config["tokenizer"], seed=config["seed"])
   size = prepared.tokenizer.vocab_size if prepared else config["tokenizer"]["vocab_size"]
-  print(describe(looped.build(config["model"], vocab_size=size), config, prepared))
+  _say()(describe(looped.build(config["model"], vocab_size=size), config, prepared))
 
 
-MODES: dict[str, Callable[..., None]] = {
+MODES: dict[str, Callable[..., int | None]] = {
   "train": _train,
   "eval": _eval,
   "generate": _generate,
   "export": _export,
   "prepare": _prepare_only,
   "describe": _describe,
+  "replay": _replay,
 }
+
+
+def _say() -> Callable[[str], None]:
+  """Gives print in the process that speaks for all, and nothing in the others."""
+  return print if hosts.is_first() else lambda _: None
 
 
 def _print_figures(figures: Iterable[tuple[str, float]]) -> None:

@@ -1,7 +1,7 @@
 """The command line: flags to a config, and the config to a job.
 
 python -m looped_lm.main --config=configs/NAME.py[:arguments] --workdir=DIR \
-  [--mode=train|prepare|eval|export|generate|describe] [--config.group.field=value …] \
+  [--mode=train|prepare|eval|export|generate|describe|replay] [--config.group.field=value …] \
   [--prompt=TEXT …]
 """
 
@@ -13,6 +13,7 @@ from ml_collections import config_flags
 
 from looped_lm import jobs
 from looped_lm.errors import UserError
+from looped_lm.train.parallel import hosts
 
 _CONFIG = config_flags.DEFINE_config_file(
   "config", None, "The experiment: a file of configs/, with arguments behind a colon."
@@ -21,22 +22,36 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "Where the run lives: checkpoint
 _MODE = flags.DEFINE_enum("mode", "train", sorted(jobs.MODES), "What to do.")
 _FORMAT = flags.DEFINE_enum("format", "huggingface", ["huggingface"], "Of --mode=export.")
 _OUTPUT = flags.DEFINE_string("output", "", "Folder of --mode=export; by default WORKDIR/export.")
-_STEP = flags.DEFINE_integer("step", 0, "Checkpoint of --mode=export; 0 is the latest.")
+_STEP = flags.DEFINE_integer(
+  "step",
+  0,
+  "Checkpoint of --mode=export, 0 is the latest; the step that --mode=replay takes again.",
+)
 _LICENSE = flags.DEFINE_string("license", "", "Of exported weights, e.g. apache-2.0, for the card.")
 _ALLOW_CONFIG_CHANGE = flags.DEFINE_bool(
   "allow_config_change", False, "Go on in a workdir that was started with another config."
 )
-
+_DISTRIBUTED = flags.DEFINE_enum(
+  "distributed", "auto", hosts.MODES, "Whether this is one of several processes of a run."
+)
+_COORDINATOR = flags.DEFINE_string(
+  "coordinator", None, "HOST:PORT of process 0; see --distributed."
+)
+_NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "Processes; see --distributed.")
+_PROCESS_ID = flags.DEFINE_integer("process_id", None, "Which process; see --distributed.")
 _PROMPT = flags.DEFINE_multi_string(
   "prompt", None, "A text for --mode=generate, once for each; the same as config.generate.prompts."
 )
 
 
-def run(arguments: Sequence[str]) -> None:
+def run(arguments: Sequence[str]) -> int:
   """Parses the command line and runs the job.
 
   Args:
     arguments: As `sys.argv`.
+
+  Returns:
+    The exit code.
 
   Raises:
     UserError: A flag, a config field or a value that cannot work.
@@ -55,14 +70,23 @@ def run(arguments: Sequence[str]) -> None:
       raise UserError(f"--prompt is for --mode=generate, not --mode={_MODE.value}.")
     config["generate"]["prompts"] = tuple(_PROMPT.value)
   overrides = config_flags.get_override_values(flags.FLAGS["config"])
-  jobs.run(
-    _MODE.value,
-    config,
-    workdir=_WORKDIR.value,
-    overrides=overrides,
-    allow_config_change=_ALLOW_CONFIG_CHANGE.value,
-    export=jobs.Export(output=_OUTPUT.value, step=_STEP.value, license=_LICENSE.value),
+  hosts.join(
+    _DISTRIBUTED.value,
+    coordinator=_COORDINATOR.value,
+    num_processes=_NUM_PROCESSES.value,
+    process_id=_PROCESS_ID.value,
+    lost_process_seconds=config.get("parallel", {}).get("lost_process_seconds", 100),
   )
+  with hosts.together():
+    return jobs.run(
+      _MODE.value,
+      config,
+      workdir=_WORKDIR.value,
+      overrides=overrides,
+      allow_config_change=_ALLOW_CONFIG_CHANGE.value,
+      export=jobs.Export(output=_OUTPUT.value, step=_STEP.value, license=_LICENSE.value),
+      replay_step=_STEP.value,
+    )
 
 
 def main() -> None:
@@ -70,10 +94,13 @@ def main() -> None:
   try:
     if {"--help", "-help", "--helpshort", "--helpfull"} & set(sys.argv):
       app.run(lambda _: None)
-    run(sys.argv)
+    sys.exit(run(sys.argv))
   except UserError as error:
     print(f"looped_lm: {error}", file=sys.stderr)
     sys.exit(1)
+  except KeyboardInterrupt:
+    print("looped_lm: stopped; the same command goes on from the last checkpoint.", file=sys.stderr)
+    sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ import contextlib
 import io
 import json
 import math
+import os
+import signal
 
 import jax
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from looped_lm import jobs
 from looped_lm.errors import UserError
 from looped_lm.train import metrics as log
+from looped_lm.train import window
 
 
 def run(mode, config, workdir, **flags):
@@ -184,6 +187,8 @@ def _assign(tree, path, value):
     (set_("evals.weights", "avg"), "evals.weights='avg' is none of"),
     (set_("evals.batch_size", 3), "evals.batch_size=3 must be a multiple of 4 devices"),
     (set_("parallel.strategy", "magic"), "parallel.strategy='magic' is none of"),
+    (set_("parallel.fsdp", 2), "parallel.fsdp=2 .* need parallel.strategy='mesh'"),
+    (set_("train.watchdog_seconds", -1.0), "train.watchdog_seconds=-1.0 must be at least 0"),
     (set_("objective.mntp_fraction", 1.5), r"mntp_fraction=1.5 must lie in \[0, 1\]"),
     (set_("objective.name", "clmm"), "Did you mean 'clm'"),
     (set_("optim.name", "lam"), "Did you mean 'lamb'"),
@@ -208,11 +213,78 @@ def test_bad_values_get_one_line_and_leave_nothing(tiny_config, tmp_path, change
   assert all(path.name.endswith("-lock") for path in left), left
 
 
+def test_a_step_is_replayed_bit_for_bit(tiny_config, tmp_path, capsys):
+  """From a checkpoint before it; the log of one step per line is what it is compared with."""
+  config = tiny_config()
+  config["train"] |= {"total_steps": 4, "log_every_steps": 1, "save_every_steps": 2}
+  config["train"] |= {"eval_every_steps": 0, "keep_latest": 2}
+  config["evals"]["names"] = ()
+  run("train", config, tmp_path)
+  before = sorted(path.name for path in tmp_path.rglob("*"))
+  capsys.readouterr()
+  run("replay", config, tmp_path, replay_step=4)
+  printed = capsys.readouterr().out
+  assert "Starting from the checkpoint of step 2." in printed
+  assert "Everything in the state is finite after step 4." in printed
+  (logged,) = (r for r in log.read(str(tmp_path)) if r["step"] == 4 and "train/loss_nats" in r)
+  lines = [line.split() for line in printed.splitlines() if line.startswith("train/")]
+  replayed = {name: float(value) for name, value in lines}
+  for name in ("train/loss_nats", "train/grad_norm", "train/clm/loss_nats"):
+    assert replayed[name] == float(f"{logged[name]:.9g}")
+  rows = jobs.build(config).pipeline.indices(3).tolist()
+  assert [int(line.split()[1][:-1]) for line in printed.splitlines() if "  row " in line] == rows
+  assert sorted(path.name for path in tmp_path.rglob("*")) == before
+  with pytest.raises(UserError, match=r"--step=5 must lie in \[1, 4\]"):
+    run("replay", config, tmp_path, replay_step=5)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_under_another_strategy(trained, tiny_config, tmp_path):
+  """Both ways, with evaluation on each: the files are the same."""
+  other = {"strategy": "mesh", "fsdp": 2, "tensor": 2}
+  for first, second in (({}, other), (other, {})):
+    workdir = tmp_path / str(len(first))
+    config = tiny_config()
+    config["parallel"] |= first
+    config["train"]["total_steps"] = 20
+    with told_to_stop(10):
+      run("train", config, workdir)
+    config = tiny_config()
+    config["parallel"] |= second
+    run("train", config, workdir)
+    ours, theirs = (
+      {
+        (r["step"], name): value
+        for r in log.read(str(folder))
+        for name, value in r.items()
+        if name.endswith("/loss_nats")
+      }
+      for folder in (workdir, trained[1])
+    )
+    assert ours == pytest.approx(theirs, abs=1e-4)
+    run("eval", config, workdir)
+
+
+@contextlib.contextmanager
+def told_to_stop(step):
+  """SIGTERM in a step."""
+  with pytest.MonkeyPatch.context() as patch:
+    add = window.add
+
+    def then_signal(*arguments):
+      if arguments[2] == step:
+        os.kill(os.getpid(), signal.SIGTERM)
+      return add(*arguments)
+
+    patch.setattr(window, "add", then_signal)
+    yield
+
+
 def test_a_loss_that_is_not_finite_stops_the_run(tiny_config, tmp_path):
   config = tiny_config()
   config["optim"] |= {"name": "adamw", "learning_rate": 1e30, "warmup_fraction": 0.0}
   config["train"] |= {"log_every_steps": 1, "save_every_steps": 1}
   with pytest.raises(
-    UserError, match=r"Step \d+ is not finite: loss .*last good checkpoint is step"
+    UserError, match=r"Step \d+ is not finite: loss .*last good checkpoint is step .*--mode=replay"
   ):
     run("train", config, tmp_path)

@@ -103,6 +103,8 @@ class Checkpoints:
     if exc is None:
       self.close()
       return
+    if jax.process_count() > 1:  # To close, the processes wait for each other; one may be gone.
+      return
     try:
       self.close()
     except Exception as error:  # The first error is the one to tell.
@@ -180,30 +182,7 @@ class Checkpoints:
       UserError: There is none, it is damaged, or a leaf differs (the first is named).
     """
     self.wait()
-    step = _find(self._manager, self._directory, step)
-    items = {"params": like.params, "opt": _opt(like)}
-    if like.ema is not None:
-      items["ema"] = like.ema
-    layout = _read_layout(self._manager, self._directory, step)
-    if ("ema" in layout) != (like.ema is not None):
-      has, wants = ("an", "none") if "ema" in layout else ("no", "one")
-      raise UserError(
-        f"Checkpoint {step} in {self._directory} has {has} average of the parameters and the run "
-        f"wants {wants}; restore train.ema_decay, or start in another --workdir."
-      )
-    for name, tree in items.items():
-      _compare(layout[name], tree, item=name, step=step, directory=self._directory, dtype=True)
-    wanted: dict[str, Any] = {k: ocp.args.StandardRestore(_abstract(v)) for k, v in items.items()}
-    wanted["data"] = ocp.args.JsonRestore()
-    got = _read(self._manager, self._directory, step, wanted)
-    state = State(
-      step=got["opt"]["step"],
-      params=got["params"],
-      ema=got["ema"] if like.ema is not None else None,
-      opt_state=got["opt"]["opt_state"],
-      key=got["opt"]["key"],
-    )
-    return state, got["data"]
+    return _restore(self._manager, self._directory, like, step=step)
 
   def wait(self) -> None:
     """Waits until the checkpoint being written is complete.
@@ -259,6 +238,23 @@ class Checkpoints:
       f"No room to write checkpoint {step} in {self._directory}; {last}. "
       "Free some space, or lower train.keep_latest, and run the same command again to resume."
     )
+
+
+def saved_steps(directory: str) -> list[int]:
+  """Lists the complete checkpoints of a folder, or of the workdir that holds it; [] without one."""
+  path = _absolute(directory)
+  path = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+  if not path.is_dir():
+    return []
+  with _open(path) as manager:
+    return sorted(manager.all_steps())
+
+
+def restore_state(directory: str, like: State, *, step: int | None = None) -> State:
+  """Reads a state without opening the folder for writing; see `Checkpoints.restore`."""
+  path = _existing(directory)
+  with _open(path) as manager:
+    return _restore(manager, path, like, step=step)[0]
 
 
 def restore_params(
@@ -328,6 +324,35 @@ def saved_step(directory: str, *, step: int | None = None) -> int:
 def _absolute(directory: str) -> epath.Path:
   path = epath.Path(directory)
   return path if "://" in str(directory) else path.expanduser().resolve()
+
+
+def _restore(
+  manager: ocp.CheckpointManager, directory: epath.Path, like: State, *, step: int | None
+) -> tuple[State, dict[str, Any]]:
+  step = _find(manager, directory, step)
+  items = {"params": like.params, "opt": _opt(like)}
+  if like.ema is not None:
+    items["ema"] = like.ema
+  layout = _read_layout(manager, directory, step)
+  if ("ema" in layout) != (like.ema is not None):
+    has, wants = ("an", "none") if "ema" in layout else ("no", "one")
+    raise UserError(
+      f"Checkpoint {step} in {directory} has {has} average of the parameters and the run "
+      f"wants {wants}; restore train.ema_decay, or start in another --workdir."
+    )
+  for name, tree in items.items():
+    _compare(layout[name], tree, item=name, step=step, directory=directory, dtype=True)
+  wanted: dict[str, Any] = {k: ocp.args.StandardRestore(_abstract(v)) for k, v in items.items()}
+  wanted["data"] = ocp.args.JsonRestore()
+  got = _read(manager, directory, step, wanted)
+  state = State(
+    step=got["opt"]["step"],
+    params=got["params"],
+    ema=got["ema"] if like.ema is not None else None,
+    opt_state=got["opt"]["opt_state"],
+    key=got["opt"]["key"],
+  )
+  return state, got["data"]
 
 
 def _existing(directory: str) -> epath.Path:

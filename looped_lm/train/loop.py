@@ -1,16 +1,15 @@
 """The training loop: one linear function, batches in, checkpoints and figures out."""
 
-from collections.abc import Callable, Iterable
-import math
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
-
-import jax
-import jax.numpy as jnp
 
 from looped_lm.data.pipeline import Pipeline
 from looped_lm.errors import UserError
+from looped_lm.train import window as windows
 from looped_lm.train.checkpoint import Checkpoints
+from looped_lm.train.interrupt import Interrupted, Interrupts
 from looped_lm.train.metrics import Metrics
+from looped_lm.train.watchdog import Watchdog
 from looped_lm.types import State
 
 
@@ -23,12 +22,15 @@ def train(
   evaluate: Callable[[State], Iterable[tuple[str, float]]],
   checkpoints: Checkpoints,
   metrics: Metrics,
+  interrupts: Interrupts,
+  watchdog: Watchdog,
+  resumed: Mapping[str, Any],
   total_steps: int,
   log_every_steps: int,
   eval_every_steps: int,
   save_every_steps: int,
 ) -> State:
-  """Trains from the state's step to the last one.
+  """Trains from the state's step to the last one, or until `interrupts` say to stop.
 
   Within a step's end the order is: log, evaluate, save. Whatever was logged for a step is on disk
   before the step's checkpoint, so that a run resumed there continues the same log.
@@ -39,28 +41,44 @@ def train(
     strategy: Runs it on devices.
     pipeline: Gives the batch of any step.
     evaluate: state -> figures; called every `eval_every_steps` and at the end.
-    checkpoints: Where states are kept; the final one always is.
+    checkpoints: Where states are kept; the final one always is, and that of an interruption.
     metrics: Where figures go.
+    interrupts: Asked after every step whether to stop there.
+    watchdog: Told of everything that begins.
+    resumed: What the checkpoint that the run goes on from kept as `data`; {} of a new run.
     total_steps: Where to stop.
     log_every_steps: Steps per line of the log; a line's losses are means over them.
     eval_every_steps: Steps between evaluations; 0 evaluates at the end only.
     save_every_steps: Steps between checkpoints; 0 saves at the end only.
 
   Raises:
-    UserError: A loss or gradient is not finite; names the step and the last good checkpoint.
+    UserError: A loss or gradient is not finite (names the step, its rows and the last good
+      checkpoint), or devices hold different states.
   """
   compiled_step = strategy.compile_step(train_step)
   first = int(state.step)
   batches = pipeline.iterator(first)
-  window = None
-  unchecked: list[dict[str, Any]] = []
+  window = windows.unpack(resumed.get("window"))
+  unchecked: list[windows.Window] = []
+
+  def stop_if_not_finite(upto: list[windows.Window]) -> None:
+    for each in upto:
+      windows.stop_if_not_finite(each, pipeline=pipeline, latest_step=checkpoints.latest_step())
+
   try:
+    if resumed.get("owes_evaluation"):
+      watchdog.beat(f"the evaluation of step {first}")
+      with metrics.paused():
+        metrics.write(first, dict(evaluate(state)))
+
     for step in range(first + 1, total_steps + 1):
+      watchdog.beat(f"step {step}")
       last = step == total_steps
       saves = last or _due(step, save_every_steps)
       evaluates = last or _due(step, eval_every_steps)
       state, figures = compiled_step(state, strategy.split(next(batches)))
-      window = _open_window(figures, step) if window is None else _extend(window, figures, step)
+      window = windows.add(window, figures, step)
+      stops = interrupts.due(step)
 
       # Log: figures are fetched an interval later, so that the device never waits. A save ends the
       # interval, so that a run resumed there logs the same means as one that was never stopped.
@@ -71,25 +89,41 @@ def train(
           words_seen=pipeline.words_seen(step),
           tokens_seen=pipeline.tokens_seen(step),
         )
-        _stop_if_not_finite(unchecked, checkpoints)
+        stop_if_not_finite(unchecked)
         unchecked, window = [window], None
 
-      if saves or evaluates:
-        _stop_if_not_finite(unchecked, checkpoints)
+      if saves or evaluates or stops:
+        stop_if_not_finite([*unchecked, *([window] if window else [])])
 
-      evaluated: dict[str, float] = {}
+      owes_evaluation, evaluated = False, {}
       if evaluates:
-        with metrics.paused():
-          metrics.flush()
-          evaluated = metrics.write(step, dict(evaluate(state)))
+        watchdog.beat(f"the evaluation of step {step}")
+        metrics.flush()
+        try:
+          with metrics.paused(), interrupts.at_once():
+            evaluated = dict(evaluate(state))
+        except Interrupted:
+          owes_evaluation = True
+        else:
+          evaluated = metrics.write(step, evaluated)
+        stops = interrupts.stops
 
-      if saves:
+      if saves or stops:
+        watchdog.beat(f"the checkpoint of step {step}")
+        _check_replicas(strategy, state, step=step, latest_step=checkpoints.latest_step())
+        data: dict[str, Any] = {"next_step": step}
+        if stops:
+          # What the interval has summed up goes along: the resumed run logs the line it belongs to.
+          data |= {"window": windows.pack(window), "owes_evaluation": owes_evaluation}
         with metrics.paused():
           metrics.flush()
-          checkpoints.save(strategy.to_saved(state), data={"next_step": step}, metrics=evaluated)
+          checkpoints.save(strategy.to_saved(state), data=data, metrics=evaluated)
+      if stops:
+        break
+    watchdog.beat("writing the last checkpoint")
+    checkpoints.wait()
   finally:
     batches.close()
-  checkpoints.wait()
   return state
 
 
@@ -97,40 +131,14 @@ def _due(step: int, every_steps: int) -> bool:
   return every_steps > 0 and step % every_steps == 0
 
 
-@jax.jit
-def _open_window(figures: dict[str, Any], step: int) -> dict[str, Any]:
-  """Starts summing figures, and remembers the first step that is not finite."""
-  bad = ~(jnp.isfinite(figures["loss_nats"][0]) & jnp.isfinite(figures["grad_norm"][0]))
-  return {
-    "figures": figures,
-    "bad_step": jnp.where(bad, step, 0),
-    "bad_loss": figures["loss_nats"][0],
-    "bad_norm": figures["grad_norm"][0],
-  }
-
-
-@jax.jit
-def _extend(window: dict[str, Any], figures: dict[str, Any], step: int) -> dict[str, Any]:
-  """Adds a step's figures."""
-  new = _open_window(figures, step)
-  was_bad = window["bad_step"] > 0
-  kept = {
-    name: jnp.where(was_bad, window[name], new[name])
-    for name in ("bad_step", "bad_loss", "bad_norm")
-  }
-  return {"figures": jax.tree.map(jnp.add, window["figures"], figures), **kept}
-
-
-def _stop_if_not_finite(windows: list[dict[str, Any]], checkpoints: Checkpoints) -> None:
-  for window in windows:
-    step = int(window["bad_step"])
-    if step == 0:
-      continue
-    loss, norm = float(window["bad_loss"]), float(window["bad_norm"])
-    assert not (math.isfinite(loss) and math.isfinite(norm))
-    good = checkpoints.latest_step()
-    kept = f"the last good checkpoint is step {good}" if good else "no checkpoint was saved before"
-    raise UserError(
-      f"Step {step} is not finite: loss {loss} nats, gradient norm {norm}; {kept}. "
-      "Lower optim.learning_rate or optim.clip_norm and start again."
-    )
+def _check_replicas(strategy: Any, state: State, *, step: int, latest_step: int | None) -> None:
+  """Raises where devices that shall hold the same state do not; before it is saved."""
+  differs = strategy.diverged(state)
+  if differs is None:
+    return
+  kept = f"step {latest_step}" if latest_step is not None else "none"
+  raise UserError(
+    f"At step {step} the devices hold different values of {differs}; the last good checkpoint is "
+    f"{kept}. Either a figure is not summed over devices (in an objective or an optimiser of your "
+    "own), or a device computes wrongly: give the same command again to see whether it comes back."
+  )

@@ -5,6 +5,7 @@ it sums over nothing. Sums, never means: devices and micro-batches hold differen
 """
 
 from collections.abc import Callable
+import dataclasses
 import functools
 from typing import Any
 
@@ -15,6 +16,28 @@ import optax
 from looped_lm.types import Batch, Loss, Model, Params, Ratio, State, Task
 
 Metrics = dict[str, Ratio]
+
+
+def _as_it_is(tree: Any) -> Any:
+  return tree
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Placement:
+  """Where a step's arrays shall lie. Values never change; by default nothing is said.
+
+  Attributes:
+    gather: Parameters, as the forward pass reads them.
+    scatter: Gradients, as the optimiser reads them.
+    spread: Micro-batches [number, rows, ...], as they are worked off.
+  """
+
+  gather: Callable[[Params], Params] = _as_it_is
+  scatter: Callable[[Params], Params] = _as_it_is
+  spread: Callable[[Task], Task] = _as_it_is
+
+
+_ANYWHERE = Placement()
 
 
 def initial_state(
@@ -59,16 +82,21 @@ def make_train_step(
   """
 
   def gradients(
-    params: Params, task: Task, key: jax.Array, progress: jax.Array
+    params: Params, task: Task, key: jax.Array, progress: jax.Array, placement: Placement
   ) -> tuple[Params, Loss]:
     def loss_sum(params: Params) -> tuple[jax.Array, Loss]:
       loss = objective.loss(model, params, task, key=key, progress=progress)
       return loss.sum_nats, loss
 
-    return jax.grad(loss_sum, has_aux=True)(params)
+    grads, loss = jax.grad(loss_sum, has_aux=True)(params)
+    return placement.scatter(grads), loss
 
   def train_step(
-    state: State, batch: Batch, *, axis_name: str | None = None
+    state: State,
+    batch: Batch,
+    *,
+    axis_name: str | None = None,
+    placement: Placement = _ANYWHERE,
   ) -> tuple[State, Metrics]:
     total = functools.partial(jax.lax.psum, axis_name=axis_name) if axis_name else lambda x: x
     largest = functools.partial(jax.lax.pmax, axis_name=axis_name) if axis_name else lambda x: x
@@ -78,11 +106,14 @@ def make_train_step(
     # The corruption of the whole step comes first: its totals set the tokens' weights.
     task = objective.draw(batch, key=key_task, progress=progress)
     task = objective.weigh(task, total=total)
+    gathered = placement.gather(state.params)
     if micro_batches == 1:
-      grads, loss = gradients(state.params, task, key_noise, progress)
+      grads, loss = gradients(gathered, task, key_noise, progress, placement)
     else:
+      parts = jax.tree.map(lambda x: x.reshape(micro_batches, -1, *x.shape[1:]), task)
       grads, loss = _accumulate(
-        lambda part: gradients(state.params, part, key_noise, progress), task, micro_batches
+        lambda part: gradients(gathered, part, key_noise, progress, placement),
+        placement.spread(parts),
       )
     grads, loss = total((grads, loss))
     grads = jax.tree.map(lambda g: g / loss.weight, grads)
@@ -110,10 +141,9 @@ def make_train_step(
 
 
 def _accumulate(
-  gradients: Callable[[Task], tuple[Params, Loss]], task: Task, micro_batches: int
+  gradients: Callable[[Task], tuple[Params, Loss]], parts: Task
 ) -> tuple[Params, Loss]:
   """Sums gradients and losses over parts of the rows, one after another."""
-  parts = jax.tree.map(lambda x: x.reshape(micro_batches, -1, *x.shape[1:]), task)
   first = jax.eval_shape(gradients, jax.tree.map(lambda x: x[0], parts))
   zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), first)
 

@@ -49,6 +49,11 @@ if {ALIVE}; then echo "$(hostname): running"; \
 else echo "$(hostname): not running"; fi
 tail -n 3 run.log' {WHERE}
 """
+STOP = f"""\
+gcloud compute tpus tpu-vm ssh loops --worker=all '--command=cd looped_lm || exit
+if {ALIVE}; then kill $(cat run.pid); \
+else echo "$(hostname): not running"; fi' {WHERE}
+"""
 DELETE = f"gcloud compute tpus tpu-vm delete loops --quiet {WHERE}\n"
 
 
@@ -70,6 +75,7 @@ def call(*command, **variables):
       ["resume", *JOB, "--", "--mode=train"],
       f"# unless the VM is READY:\n{DELETE}{CREATE}{WHERE}\n{INSTALL}# in any case:\n{RUN}",
     ),
+    (["stop"], STOP),
     (["status"], STATUS),
     (["delete", "--yes"], DELETE),
   ],
@@ -139,6 +145,12 @@ def test_the_hosts_shell_reads_every_argument_unchanged_and_starts_one_run(host)
   second = call(TPU, "run", *JOB, **gcloud)
   assert second.returncode == 1
   assert "already running" in second.stderr
+  assert call(TPU, "stop", **gcloud).returncode == 0
+  for _ in range(200):
+    if ": not running" in call(TPU, "status", **gcloud).stdout:
+      return
+    time.sleep(0.02)
+  raise AssertionError("the run did not end")
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,14 @@
 """The step: the same on one device and on four, in one piece and in parts."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import optax
 import pytest
 
 from looped_lm import jobs
-from looped_lm.train import step
+from looped_lm.train import parallel, step
 
 
 @pytest.fixture(scope="module")
@@ -16,20 +18,20 @@ def experiment(tiny_config):
   return jobs.build(config)
 
 
-def make_step(experiment):
+def make_step(experiment, micro_batches=1):
   return step.make_train_step(
     model=experiment.model,
     objective=experiment.objective,
     tx=experiment.tx,
     schedule=experiment.schedule,
     total_steps=experiment.total_steps,
-    micro_batches=1,
+    micro_batches=micro_batches,
     ema_decay=experiment.config["train"]["ema_decay"],
   )
 
 
-def run(experiment, compiled, *, split):
-  state, losses = experiment.initial_state(), []
+def run(experiment, compiled, *, split, state=None):
+  state, losses = state or experiment.initial_state(), []
   for number in range(8):
     state, figures = compiled(state, split(experiment.pipeline.batch_at(number)))
     losses.append(float(figures["loss_nats"][0]))
@@ -56,6 +58,55 @@ def test_one_device_equals_four_with_dropout(experiment, single):
   for leaf in jax.tree.leaves(state.params):
     shards = [np.asarray(shard.data) for shard in leaf.addressable_shards]
     assert all((shard == shards[0]).all() for shard in shards)
+
+
+def mesh(experiment, **sizes):
+  return parallel.make(experiment.config["parallel"] | {"strategy": "mesh"} | sizes)
+
+
+@pytest.mark.parametrize(
+  ("sizes", "micro_batches"),
+  [
+    # Every axis at once is the fast one; the rest tells which axis it was.
+    ({"fsdp": 2, "tensor": 2}, 1),
+    pytest.param({}, 1, marks=pytest.mark.slow),
+    pytest.param({"fsdp": 4}, 1, marks=pytest.mark.slow),
+    pytest.param({"tensor": 2}, 1, marks=pytest.mark.slow),
+    pytest.param({"fsdp": 2}, 2, marks=pytest.mark.slow),
+  ],
+  ids=str,
+)
+def test_one_device_equals_a_mesh_with_dropout(experiment, single, sizes, micro_batches):
+  strategy = mesh(experiment, **sizes)
+  placed = dataclasses.replace(experiment, strategy=strategy)
+  compiled = strategy.compile_step(make_step(experiment, micro_batches))
+  state, losses, _ = run(experiment, compiled, split=strategy.split, state=placed.create_state())
+  np.testing.assert_allclose(losses, single[1], atol=1e-5)
+  for ours, theirs in zip(
+    jax.tree.leaves(state.params), jax.tree.leaves(single[0].params), strict=True
+  ):
+    np.testing.assert_allclose(ours, theirs, atol=2e-4)
+  # State goes out as it lies in checkpoints, so that no step compiles anew.
+  like = jax.tree.leaves(strategy.like_saved(experiment.abstract_state()))
+  for ours, wanted in zip(jax.tree.leaves(state), like, strict=True):
+    assert ours.sharding.is_equivalent_to(wanted.sharding, ours.ndim)
+
+
+def test_a_device_that_differs_is_found_and_named(experiment):
+  """The fault of pmap: what was not summed over the devices is different on each of them."""
+  strategy, state = experiment.strategy, experiment.initial_state()
+
+  def faulty(state, batch, *, axis_name):
+    params = dict(state.params)
+    odd = (jax.lax.axis_index(axis_name) == 2).astype("float32")
+    params["injection"] = params["injection"] | {"A_log": state.params["injection"]["A_log"] + odd}
+    return state.replace(params=params), {}
+
+  batch = strategy.split(experiment.pipeline.batch_at(0))
+  placed = strategy.replicate(state)
+  assert strategy.diverged(placed) is None
+  state, _ = strategy.compile_step(faulty)(placed, batch)
+  assert strategy.diverged(state) == "state.params['injection']['A_log']"
 
 
 def test_two_accumulated_half_batches_equal_one(experiment):

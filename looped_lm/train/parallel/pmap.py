@@ -1,19 +1,15 @@
-"""How the step runs on devices: the only file that knows them.
-
-A strategy places state and batches, compiles functions of them, and gives the state back in the
-form that checkpoints keep. No strategy adds a device axis to the state.
-"""
+"""Data parallelism by `jax.pmap`: every device holds the whole state."""
 
 from collections.abc import Callable
 import functools
-import pathlib
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import numpy as np
 
-from looped_lm.errors import UserError
+from looped_lm.train.parallel import rows
 from looped_lm.types import Batch, State
 
 _AXIS = "devices"
@@ -23,7 +19,8 @@ class Pmap:
   """Data parallelism: `jax.pmap` over all devices of all processes, state replicated.
 
   The state has no device axis (`in_axes` and `out_axes` are None), which is right only because
-  every gradient and figure is summed over the devices inside the step.
+  every gradient and figure is summed over the devices inside the step; `diverged` finds out where
+  one was not.
   """
 
   def __init__(self) -> None:
@@ -39,15 +36,15 @@ class Pmap:
     Raises:
       UserError: They do not; names the nearest size that does.
     """
-    unit = jax.device_count() * micro_batches
-    if micro_batches < 1:
-      raise UserError(f"train.micro_batches={micro_batches} must be at least 1.")
-    if batch_size < unit or batch_size % unit:
-      nearest = max(1, round(batch_size / unit)) * unit
-      raise UserError(
-        f"train.batch_size={batch_size} rows must be a multiple of {jax.device_count()} devices x "
-        f"{micro_batches} micro-batches = {unit}; the nearest is {nearest}."
-      )
+    rows.check(batch_size, parts=jax.device_count(), micro_batches=micro_batches)
+
+  def check_eval_batch(self, batch_size: int) -> None:
+    """The same for batches of evaluation."""
+    rows.check_eval(batch_size, parts=jax.device_count())
+
+  def create(self, make_state: Callable[..., Any], *arguments: Any) -> Any:
+    """Computes a state and puts it on every local device."""
+    return self.replicate(jax.jit(make_state)(*arguments))
 
   def replicate(self, tree: Any) -> Any:
     """Puts a tree on every local device."""
@@ -83,6 +80,31 @@ class Pmap:
     """A replicated tree as it lies on one local device, for what is too small to split."""
     return jax.tree.map(lambda x: x.addressable_shards[0].data, tree)
 
+  def diverged(self, state: State) -> str | None:
+    """Names the first part of the state that is not the same on all devices, bit for bit.
+
+    Every process must call it. A sum per leaf is compared, not the leaf: two different leaves have
+    the same sum by accident once in 2³².
+    """
+    sums_ZN = np.asarray(self._sums(state, jnp.arange(len(self._local))))
+    (differs_N,) = np.nonzero((sums_ZN != sums_ZN[:1]).any(axis=0))
+    if not differs_N.size:
+      return None
+    paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(state)]
+    return f"state{paths[differs_N[0]]}" + (
+      f" and of {differs_N.size - 1} other arrays" if differs_N.size > 1 else ""
+    )
+
+  @functools.cached_property
+  def _sums(self) -> Callable[..., Any]:
+    """(state, one number per local device) -> [devices, leaves], on every device."""
+
+    def sums(state: State, _: Any) -> jax.Array:
+      sums_N = jnp.stack([_fingerprint(x) for x in jax.tree.leaves(state)])
+      return jax.lax.all_gather(sums_N, _AXIS)
+
+    return jax.pmap(sums, axis_name=_AXIS, in_axes=(None, 0), out_axes=None)
+
   def to_saved(self, state: State) -> State:
     """The state as checkpoints keep it: free of the layout it was trained on."""
     if jax.process_count() == 1:
@@ -97,11 +119,23 @@ class Pmap:
       where = NamedSharding(self._global_mesh, PartitionSpec())
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), state)
 
-  def from_saved(self, state: State) -> State:
-    """The inverse of `to_saved`."""
+  def from_saved(self, tree: Any) -> Any:
+    """The inverse of `to_saved`, for a state or a part of one."""
     if jax.process_count() == 1:
-      return self.replicate(state)
-    return _relabel(state, self._local_mesh)
+      return self.replicate(tree)
+    return _relabel(tree, self._local_mesh)
+
+
+def _fingerprint(x: jax.Array) -> jax.Array:
+  """The sum, modulo 2³², of an array's bits times odd weights that depend on their place."""
+  if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+    x = jax.random.key_data(x)
+  if x.dtype == jnp.bool_:
+    x = x.astype(jnp.uint8)
+  bits = jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))
+  bits = bits.reshape(-1).astype(jnp.uint32)
+  weights = 2 * jax.lax.iota(jnp.uint32, bits.size) + 1
+  return (bits * weights).sum(dtype=jnp.uint32)
 
 
 def _relabel(tree: Any, mesh: Mesh) -> Any:
@@ -113,29 +147,3 @@ def _relabel(tree: Any, mesh: Mesh) -> Any:
     ),
     tree,
   )
-
-
-def cache_programs(folder: pathlib.Path) -> None:
-  """Keeps compiled programs for later runs, unless JAX was told where to keep them.
-
-  Args:
-    folder: Created readable by its owner alone: a cached program is code that is run.
-  """
-  if jax.config.values["jax_compilation_cache_dir"] is None:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-
-
-STRATEGIES = {"pmap": Pmap}
-
-
-def make(settings: dict[str, Any]) -> Pmap:
-  """Builds the strategy of the config's `parallel` group.
-
-  Raises:
-    UserError: There is no such strategy.
-  """
-  name = settings["strategy"]
-  if name not in STRATEGIES:
-    raise UserError(f"parallel.strategy={name!r} is none of {sorted(STRATEGIES)}.")
-  return STRATEGIES[name]()

@@ -1,0 +1,184 @@
+"""Several processes, one run: how they find each other, agree, and end.
+
+Every process runs the same program on its own devices. Process 0 also runs a small service by which
+the others find it, and through which a lost one is noticed.
+"""
+
+from collections.abc import Callable, Iterator
+import contextlib
+import os
+import sys
+import traceback
+
+import jax
+from jax.experimental import multihost_utils
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+import numpy as np
+
+from looped_lm.errors import UserError
+
+MODES = ("auto", "on", "off")
+_NOTHING_FOUND = "coordinator_address should be defined"
+
+
+def join(
+  mode: str,
+  *,
+  coordinator: str | None,
+  num_processes: int | None,
+  process_id: int | None,
+  lost_process_seconds: int,
+) -> None:
+  """Joins the processes of a run; comes before anything touches a device.
+
+  Args:
+    mode: "on" joins or fails, "off" runs alone, "auto" joins where JAX finds a cluster (a TPU pod,
+      Slurm, Open MPI, Kubernetes, JAX_COORDINATOR_ADDRESS) or a coordinator is given.
+    coordinator: Host and port of process 0; None asks the cluster. The same holds for the next two.
+    num_processes: Processes of the run.
+    process_id: Which of them this is, from 0.
+    lost_process_seconds: After how long without a sign of life a process counts as lost.
+
+  Raises:
+    UserError: The values contradict each other, or the processes do not find each other.
+  """
+  given = {
+    "--coordinator": coordinator,
+    "--num_processes": num_processes,
+    "--process_id": process_id,
+  }
+  named = [name for name, value in given.items() if value is not None]
+  if mode == "off":
+    if named:
+      raise UserError(f"{named[0]} has no meaning with --distributed=off; give one of them.")
+    return
+  if named and len(named) < len(given):
+    missing = [name for name in given if name not in named]
+    raise UserError(f"{', '.join(missing)} missing; {', '.join(given)} are given together.")
+  if num_processes is not None and process_id is not None:
+    if not 0 <= process_id < num_processes:
+      raise UserError(f"--process_id={process_id} must lie in [0, {num_processes - 1}].")
+  if coordinator is not None and not coordinator.rpartition(":")[2].isdigit():
+    raise UserError(f"--coordinator={coordinator} must be HOST:PORT of process 0.")
+  try:
+    jax.distributed.initialize(
+      coordinator,
+      num_processes,
+      process_id,
+      heartbeat_timeout_seconds=lost_process_seconds,
+    )
+  except ValueError as error:
+    if _NOTHING_FOUND not in str(error):
+      raise _not_joined(error) from error
+    if mode == "on":
+      raise UserError(
+        "--distributed=on, but JAX finds no cluster here; give --coordinator=HOST:PORT, "
+        "--num_processes and --process_id, or --distributed=off."
+      ) from error
+  except Exception as error:  # Each kind of cluster has its own.
+    raise _not_joined(error) from error
+
+
+def _not_joined(error: Exception) -> UserError:
+  why = " ".join(str(error).split())[:300]
+  return UserError(
+    f"The processes of the run did not find each other ({why}); start all of them within five "
+    "minutes with the same --coordinator, or run this one alone with --distributed=off."
+  )
+
+
+def is_first() -> bool:
+  """True in the process that writes logs, records and reports."""
+  return jax.process_index() == 0
+
+
+def name() -> str:
+  """Says which process this is; nothing where it is the only one."""
+  if jax.process_count() == 1:
+    return ""
+  return f"process {jax.process_index()} of {jax.process_count()}"
+
+
+def agreement() -> Callable[[int], bool] | None:
+  """Gives step -> whether all processes stop after it, because one was told to; None for one.
+
+  JAX catches SIGTERM, and takes the first step that no process has begun when the news has reached
+  all. Every process asks for every step.
+  """
+  if jax.process_count() == 1:
+    return None
+  return multihost_utils.reached_preemption_sync_point
+
+
+@contextlib.contextmanager
+def together() -> Iterator[None]:
+  """Ends the processes together: one that fails takes the others down instead of leaving them wait.
+
+  An error inside is printed, a `UserError` as one line, and the process ends at once with exit code
+  1: what usually happens at exit (a checkpoint being written, the farewell of the processes) would
+  wait for the others. They notice the loss and come here as well. Alone, errors are left alone.
+  """
+  if jax.process_count() == 1:
+    yield
+    return
+  try:
+    _meet()
+    yield
+  except UserError as error:
+    _end(str(error))
+  except (jax.errors.JaxRuntimeError, ValueError, OSError, RuntimeError) as error:
+    if not _lost(error):
+      traceback.print_exc()
+      _end("this process failed; the others stop, too.")
+    why = " ".join(str(error).split())[:200]
+    _end(
+      f"another process is gone or does not answer ({why}). Look for its error in its log, then "
+      "start all of them again with the same command: the run goes on from the last checkpoint."
+    )
+  except BaseException:
+    traceback.print_exc()
+    _end("this process failed; the others stop, too.")
+  multihost_utils.sync_global_devices("looped_lm: the end")
+  jax.distributed.shutdown()
+
+
+def _meet() -> None:
+  """Lets all devices sum something up, before compiling takes the processes different times.
+
+  CPUs connect at their first common sum, and then wait for each other half a minute at most.
+  """
+  where = NamedSharding(Mesh(np.array(jax.devices()), ("devices",)), PartitionSpec("devices"))
+  ones = jax.make_array_from_callback(
+    (jax.device_count(),), where, lambda index: np.ones(jax.device_count())[index]
+  )
+  whole = NamedSharding(where.mesh, PartitionSpec())
+  jax.jit(jnp.sum, out_shardings=whole)(ones).block_until_ready()
+
+
+_LOST_WORDS = (
+  "Connection closed by peer",
+  "Connection reset by peer",
+  "Connection refused",
+  "Gloo",
+  "heartbeat",
+  "coordination service",
+  "UNAVAILABLE",
+  "ABORTED",
+  "DEADLINE_EXCEEDED",
+)
+
+
+def _lost(error: BaseException | None) -> bool:
+  """True where an error, or one it came from, is that of a process that lost another."""
+  while error is not None:
+    if any(word in str(error) for word in _LOST_WORDS):
+      return True
+    error = error.__cause__ or error.__context__
+  return False
+
+
+def _end(message: str) -> None:
+  sys.stdout.flush()
+  print(f"looped_lm: {name()}: {message}", file=sys.stderr, flush=True)
+  os._exit(1)

@@ -1,0 +1,170 @@
+"""Data, fully sharded and tensor parallelism by `jax.jit` over a mesh of devices.
+
+The mesh has the axes data, fsdp and tensor. Rows are split over data and fsdp. State is split over
+fsdp and tensor as `rules` say; every array is whole where an axis has size 1.
+
+Differs from what is usual: parameters are gathered over fsdp once per step, not once per use. The
+core of a looped model is used in every loop, and gathering it each time would multiply what the
+devices send by R. The gradients are summed and split again right where they come about.
+"""
+
+from collections.abc import Callable
+import math
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+import numpy as np
+
+from looped_lm.errors import UserError
+from looped_lm.train.parallel import rows, rules
+from looped_lm.train.step import Placement
+from looped_lm.types import Batch, State
+
+_ROWS = (rules.DATA, rules.FSDP)
+
+
+class MeshStrategy:
+  """Parallelism over a mesh; `jit` sees whole arrays and puts the communication in.
+
+  Args:
+    fsdp: Devices that the state is split over; they also split the rows.
+    tensor: Devices that one row's products are split over; those of one host.
+
+  Raises:
+    UserError: The sizes do not fit the number of devices.
+  """
+
+  def __init__(self, *, fsdp: int, tensor: int) -> None:
+    for name, size in (("fsdp", fsdp), ("tensor", tensor)):
+      if size < 1:
+        raise UserError(f"parallel.{name}={size} must be at least 1; 1 splits nothing.")
+    devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+    _check_sizes(fsdp, tensor, total=len(devices), local=jax.local_device_count())
+    self.fsdp, self.tensor = fsdp, tensor
+    self.data = len(devices) // (fsdp * tensor)
+    shape = (self.data, fsdp, tensor)
+    self.mesh = Mesh(np.array(devices).reshape(shape), (*_ROWS, rules.TENSOR))
+
+  def check_batch(self, batch_size: int, *, micro_batches: int) -> None:
+    """Checks that rows split evenly.
+
+    Raises:
+      UserError: They do not; names the nearest size that does.
+    """
+    rows.check(batch_size, parts=self.data * self.fsdp, micro_batches=micro_batches)
+
+  def check_eval_batch(self, batch_size: int) -> None:
+    """The same for batches of evaluation."""
+    rows.check_eval(batch_size, parts=self.data * self.fsdp)
+
+  def create(self, make_state: Callable[..., Any], *arguments: Any) -> Any:
+    """Computes a state where it will lie; no device ever holds more than its part."""
+    shardings = self._split_up(jax.eval_shape(make_state, *arguments))
+    return jax.jit(make_state, out_shardings=shardings)(*arguments)
+
+  def replicate(self, tree: Any) -> Any:
+    """Puts a tree that this process holds where the mesh wants it."""
+    return jax.tree.map(lambda x, where: jax.device_put(x, where), tree, self._split_up(tree))
+
+  def split(self, batch: Batch) -> Batch:
+    """Joins the rows of all processes to one array that is split over the mesh."""
+    where = NamedSharding(self.mesh, PartitionSpec(_ROWS))
+    return jax.tree.map(
+      lambda x: jax.make_array_from_process_local_data(where, np.asarray(x)), batch
+    )
+
+  def compile_step(self, train_step: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiles (state, batch) -> (state, metrics); the state passed in is consumed."""
+    placement = Placement(gather=self._gathered, scatter=self._scattered, spread=self._spread)
+
+    def placed(state: State, batch: Batch) -> Any:
+      return train_step(state, batch, placement=placement)
+
+    compiled: list[Callable[..., Any]] = []  # Where the state lies is known at the first call.
+
+    def step(state: State, batch: Batch) -> Any:
+      if not compiled:
+        where = (self._split_up(state), NamedSharding(self.mesh, PartitionSpec()))
+        compiled.append(jax.jit(placed, out_shardings=where, donate_argnums=(0,)))
+      return compiled[0](state, batch)
+
+    return step
+
+  def compile_sums(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiles (params, batch) -> sums, added over all devices."""
+
+    def summed(params: Any, batch: Batch) -> Any:
+      return function(self._gathered(params), batch)
+
+    return jax.jit(summed, out_shardings=NamedSharding(self.mesh, PartitionSpec()))
+
+  def one_copy(self, tree: Any) -> Any:
+    """A whole copy on one local device, for what is too small to split. Every process calls it."""
+    whole = NamedSharding(self.mesh, PartitionSpec())
+    gathered = jax.jit(lambda tree: tree, out_shardings=whole)(tree)
+    return jax.tree.map(lambda x: x.addressable_shards[0].data, gathered)
+
+  def diverged(self, state: State) -> str | None:
+    """None: the program sees one array, and no figure can be left unsummed."""
+    del state
+
+  def to_saved(self, state: State) -> State:
+    """The state as checkpoints keep it; Orbax writes every part once."""
+    return state
+
+  def like_saved(self, state: State) -> State:
+    """The abstract state to restore into: shapes, dtypes and where the arrays go."""
+    return jax.tree.map(
+      lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
+      state,
+      self._split_up(state),
+    )
+
+  def from_saved(self, tree: Any) -> Any:
+    """The inverse of `to_saved`."""
+    return tree
+
+  def _split_up(self, tree: Any) -> Any:
+    specs = rules.specs(tree, fsdp=self.fsdp, tensor=self.tensor)
+    return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), specs)
+
+  def _gathered(self, params: Any) -> Any:
+    """Parameters whole but for their split over tensor."""
+    specs = rules.specs(params, fsdp=1, tensor=self.tensor)
+    return self._constrained(params, specs)
+
+  def _scattered(self, grads: Any) -> Any:
+    """Gradients as the state lies."""
+    specs = rules.specs(grads, fsdp=self.fsdp, tensor=self.tensor)
+    return self._constrained(grads, specs)
+
+  def _spread(self, parts: Any) -> Any:
+    """Micro-batches, each over all devices: the first axis counts them, the second is rows."""
+    spec = PartitionSpec(None, _ROWS)
+    return self._constrained(parts, jax.tree.map(lambda _: spec, parts))
+
+  def _constrained(self, tree: Any, specs: Any) -> Any:
+    return jax.tree.map(
+      lambda x, spec: jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec)),
+      tree,
+      specs,
+    )
+
+
+def _check_sizes(fsdp: int, tensor: int, *, total: int, local: int) -> None:
+  if local % tensor:
+    raise UserError(
+      f"parallel.tensor={tensor} must divide the {local} devices of a process, which share rows; "
+      f"the nearest is {_nearest(local, tensor)}."
+    )
+  if total % (fsdp * tensor):
+    raise UserError(
+      f"parallel.fsdp={fsdp} x parallel.tensor={tensor} must divide the {total} devices; the "
+      f"nearest parallel.fsdp is {_nearest(total // tensor, fsdp)}."
+    )
+
+
+def _nearest(total: int, wanted: int) -> int:
+  divisors = [n for n in range(1, total + 1) if math.gcd(n, total) == n]
+  return min(divisors, key=lambda n: abs(n - wanted))

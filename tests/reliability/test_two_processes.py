@@ -1,0 +1,123 @@
+"""Two processes of two devices each: one run, the same numbers, and none left waiting."""
+
+import contextlib
+import io
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from looped_lm import jobs
+from looped_lm.train import metrics
+from looped_lm.train.checkpoint import saved_steps
+
+pytestmark = pytest.mark.slow
+
+CONFIG = pathlib.Path(__file__).parents[2] / "configs" / "looped_gpt_bert.py"
+STEPS = 8
+DEVICES = "--xla_force_host_platform_device_count"
+
+
+def start(workdir, *settings):
+  """Starts the two; the numbers of all processes come from the same compiled programs."""
+  with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    port = free.getsockname()[1]
+  environment = os.environ | {"XLA_FLAGS": f"{DEVICES}=2"}
+  return [
+    subprocess.Popen(
+      [
+        sys.executable,
+        "-u",
+        "-m",
+        "looped_lm.main",
+        f"--config={CONFIG}:tiny",
+        f"--workdir={workdir}",
+        f"--config.train.total_steps={STEPS}",
+        "--config.train.log_every_steps=1",
+        "--config.train.eval_every_steps=0",
+        "--config.train.save_every_steps=0",
+        "--config.evals.names=()",
+        f"--coordinator=127.0.0.1:{port}",
+        "--num_processes=2",
+        f"--process_id={process}",
+        *settings,
+      ],
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      text=True,
+      env=environment,
+    )
+    for process in (0, 1)
+  ]
+
+
+def finish(processes):
+  outputs = [process.communicate(timeout=600)[0] for process in processes]
+  assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
+  return outputs
+
+
+def until(process, pattern):
+  for line in process.stdout:
+    if re.search(pattern, line):
+      return
+  raise AssertionError(f"the process ended before it said {pattern!r}")
+
+
+def losses(workdir):
+  return [r["train/loss_nats"] for r in metrics.read(str(workdir)) if "train/loss_nats" in r]
+
+
+@pytest.fixture(scope="module")
+def alone(tiny_config, tmp_path_factory):
+  """The losses of one process with four devices."""
+  config, workdir = tiny_config(), tmp_path_factory.mktemp("alone")
+  config["train"] |= {"total_steps": STEPS, "log_every_steps": 1}
+  config["train"] |= {"eval_every_steps": 0, "save_every_steps": 0}
+  config["evals"]["names"] = ()
+  with contextlib.redirect_stdout(io.StringIO()):
+    jobs.run("train", config, workdir=str(workdir), overrides={}, allow_config_change=False)
+  return losses(workdir)
+
+
+@pytest.mark.parametrize(
+  "settings",
+  [(), ("--config.parallel.strategy=mesh", "--config.parallel.fsdp=4")],
+  ids=["pmap", "mesh"],
+)
+def test_two_processes_equal_one(alone, tmp_path, settings):
+  first, second = finish(start(tmp_path, *settings))
+  assert losses(tmp_path) == pytest.approx(alone, abs=1e-5)
+  assert saved_steps(str(tmp_path)) == [STEPS]
+  assert "Report: " in first
+  # What is for the user comes from process 0 alone.
+  assert not re.search(r"^(step |Report|Layers)", second, re.MULTILINE)
+  assert (tmp_path / "report.html").exists()
+
+
+def test_the_one_that_is_left_stops_with_a_message(tmp_path):
+  left, killed = start(
+    tmp_path, "--config.train.total_steps=100000", "--config.parallel.lost_process_seconds=10"
+  )
+  until(left, r"^step 2/")
+  killed.send_signal(signal.SIGKILL)
+  output = left.communicate(timeout=60)[0]
+  killed.communicate()
+  assert left.returncode not in (0, None)
+  assert "another process" in output or "another task" in output, output
+
+
+def test_a_signal_to_one_saves_the_same_step_on_both(tmp_path):
+  settings = ("--config.train.total_steps=100000",)
+  first, second = start(tmp_path, *settings)
+  until(first, r"^step 2/")
+  second.send_signal(signal.SIGTERM)  # To that one alone.
+  output = finish([first, second])[0]
+  (step,) = saved_steps(str(tmp_path))
+  assert f"Stopped after step {step}, which is saved" in output

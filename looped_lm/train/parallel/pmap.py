@@ -50,8 +50,8 @@ class Pmap:
     """Puts a tree on every local device."""
     return jax.device_put(tree, NamedSharding(self._local_mesh, PartitionSpec()))
 
-  def split(self, batch: Batch) -> Batch:
-    """Splits this process's rows over its devices."""
+  def split(self, batch: Any) -> Any:
+    """Splits this process's rows over its devices: a batch, or any tree of arrays by row."""
     count = len(self._local)
     sharding = NamedSharding(self._local_mesh, PartitionSpec(_AXIS))
     return jax.tree.map(
@@ -75,6 +75,19 @@ class Pmap:
       return jax.lax.psum(function(params, batch), _AXIS)
 
     return jax.pmap(summed, axis_name=_AXIS, in_axes=(None, 0), out_axes=None)
+
+  def compile_rows(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiles (params, rows) -> a figure per row; every process gets those of all rows, in order.
+
+    Each process gives its own rows, as `split` places them.
+    """
+
+    def gathered(params: Any, rows: Any) -> Any:
+      return jax.tree.map(
+        lambda x: jax.lax.all_gather(x, _AXIS, tiled=True), function(params, rows)
+      )
+
+    return jax.pmap(gathered, axis_name=_AXIS, in_axes=(None, 0), out_axes=None)
 
   def one_copy(self, tree: Any) -> Any:
     """A replicated tree as it lies on one local device, for what is too small to split."""
@@ -127,15 +140,21 @@ class Pmap:
 
 
 def _fingerprint(x: jax.Array) -> jax.Array:
-  """The sum, modulo 2³², of an array's bits times odd weights that depend on their place."""
+  """The sum, modulo 2³², of every entry's bits and place, mixed.
+
+  The mixing is what counts: a plain weighted sum is blind to one change made in all places of an
+  array whose size is a power of two. Source: the finaliser of MurmurHash3.
+  """
   if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
     x = jax.random.key_data(x)
   if x.dtype == jnp.bool_:
     x = x.astype(jnp.uint8)
   bits = jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))
   bits = bits.reshape(-1).astype(jnp.uint32)
-  weights = 2 * jax.lax.iota(jnp.uint32, bits.size) + 1
-  return (bits * weights).sum(dtype=jnp.uint32)
+  bits = bits + jax.lax.iota(jnp.uint32, bits.size) * jnp.uint32(0x9E3779B9)
+  for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+    bits = (bits ^ (bits >> shift)) * jnp.uint32(factor)
+  return (bits ^ (bits >> 16)).sum(dtype=jnp.uint32)
 
 
 def _relabel(tree: Any, mesh: Mesh) -> Any:

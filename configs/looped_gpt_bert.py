@@ -16,6 +16,8 @@ from ml_collections import config_dict
 
 from looped_lm.errors import UserError
 
+EVALUATION_DATA = "evaluation_data/full_eval"
+
 
 def get_config(arguments: str = "") -> config_dict.ConfigDict:
   """The values of the experiment; `arguments` is "" or "tiny"."""
@@ -119,12 +121,28 @@ def get_config(arguments: str = "") -> config_dict.ConfigDict:
       },
       "evals": {
         # Asked at every evaluation, and at the end of the run alone.
-        "names": ("held_out", "unigram", "injection"),
+        "names": ("held_out", "unigram", "injection", "minimal_pairs_generated"),
         "final_names": ("loop_diagnostics", "logit_lens", "attention_maps"),
         "weights": "raw",
         "batch_size": 64,
         "num_batches": 16,
         "best_metric": "eval/clm/loss_nats",
+        # How texts are scored: causal, mntp, mlm; and loops to read out besides the last.
+        "backends": ("causal",),
+        "loops": (),
+        # Where the BabyLM pipeline's own scripts put its sets; `docs/evaluation.md` says more.
+        "blimp": {"path": f"{EVALUATION_DATA}/blimp_filtered", "most_per_group": 0},
+        "blimp_supplement": {"path": f"{EVALUATION_DATA}/supplement_filtered", "most_per_group": 0},
+        "ewok": {"path": f"{EVALUATION_DATA}/ewok_filtered", "most_per_group": 0},
+        "ewok_target_swap": {"path": f"{EVALUATION_DATA}/ewok_filtered", "most_per_group": 0},
+        "entity_tracking": {"path": f"{EVALUATION_DATA}/entity_tracking", "most_per_group": 0},
+        "entity_tracking_all": {"path": f"{EVALUATION_DATA}/entity_tracking", "most_per_group": 0},
+        "comps": {"path": f"{EVALUATION_DATA}/comps", "most_per_group": 0},
+        "global_piqa_parallel": {"path": f"{EVALUATION_DATA}/global_piqa_parallel"},
+        "global_piqa_nonparallel": {"path": f"{EVALUATION_DATA}/global_piqa_nonparallel"},
+        "wug": {"path": f"{EVALUATION_DATA}/wug_adj_nominalization"},
+        "reading": {"path": f"{EVALUATION_DATA}/reading/reading_data.csv"},
+        "perplexity": {"path": ""},
       },
       # pmap: every device holds the whole state. mesh: devices = data x fsdp x tensor.
       "parallel": {

@@ -1,6 +1,6 @@
 """The jobs of the command line: from a config to a built experiment, and what is done with it."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
 import functools
 from typing import Any
@@ -15,7 +15,7 @@ from looped_lm.data.pipeline import Pipeline
 from looped_lm.data.prepare import Prepared, find_prepared, prepare, user_cache
 from looped_lm.data.tokenizer import Tokenizer
 from looped_lm.errors import UserError
-from looped_lm.evals import suite
+from looped_lm.evals import compare, leaderboard, suite
 from looped_lm.export import huggingface, model_card
 from looped_lm.generate import terminal
 from looped_lm.generate.continuation import Generator
@@ -162,8 +162,8 @@ class Experiment:
       ema=self.config["train"]["ema_decay"] > 0,
     )
 
-  def evaluators(self) -> suite.Suite:
-    """The config's evaluators."""
+  def evaluators(self, workdir: str | None = None) -> suite.Suite:
+    """The config's evaluators; in the folder of a run they leave predictions, under `evals`."""
     evals = self.config["evals"]
     subject = Subject(
       model=self.model,
@@ -174,6 +174,9 @@ class Experiment:
       strategy=self.strategy,
       batch_size=evals["batch_size"],
       num_batches=evals["num_batches"],
+      backends=tuple(evals["backends"]),
+      loops=tuple(evals["loops"]),
+      folder=None if workdir is None else str(epath.Path(workdir) / "evals"),
     )
     return suite.Suite(evals, subject)
 
@@ -245,6 +248,7 @@ def check(config: Config) -> None:
   if evals["weights"] == "ema" and train["ema_decay"] == 0:
     raise UserError("evals.weights='ema' needs an average: set train.ema_decay above 0.")
   suite.check(evals)
+  suite.check_sets(evals)
   strategy = parallel.make(config["parallel"])
   strategy.check_batch(train["batch_size"], micro_batches=train["micro_batches"])
   strategy.check_eval_batch(evals["batch_size"])
@@ -289,7 +293,7 @@ def _train(
   changes = run_record.check_same(workdir, config, allow_change=allow_config_change, free=_FREE)
   experiment = build(config)
   train, strategy = config["train"], experiment.strategy
-  evaluators = experiment.evaluators()
+  evaluators = experiment.evaluators(workdir)
   say = _say()
   with checkpoint.Checkpoints(
     str(epath.Path(workdir) / "checkpoints"),
@@ -344,7 +348,7 @@ def _train(
   params = strategy.one_copy(_weights(state, config))
   if hosts.is_first():
     views.write(workdir, evaluators.views(params))
-    _print_figures(_evaluated(workdir).items())
+    _print_figures(_evaluated(workdir), workdir)
     facts = {"Parameters": f"{sum(x.size for x in jax.tree.leaves(state.params)):,}"}
     print(f"Report: {report.write_report(workdir, facts=facts)}")
   return 0
@@ -356,11 +360,11 @@ def _eval(config: Config, *, workdir: str, **_: Any) -> None:
   which = "ema" if config["evals"]["weights"] == "ema" else "params"
   abstract = experiment.strategy.like_saved(experiment.abstract_state())
   params = checkpoint.restore_params(workdir, abstract.params, which=which)
-  evaluators, params = experiment.evaluators(), experiment.strategy.from_saved(params)
-  figures = list(evaluators.figures(params, final=True))
+  evaluators, params = experiment.evaluators(workdir), experiment.strategy.from_saved(params)
+  figures = dict(evaluators.figures(params, final=True))
   params = experiment.strategy.one_copy(params)
   if hosts.is_first():
-    _print_figures(figures)
+    _print_figures(figures, workdir)
     views.write(workdir, evaluators.views(params))
     if metrics.exists(workdir):  # Checkpoints may have come without their log.
       facts = {"Parameters": f"{sum(x.size for x in jax.tree.leaves(params)):,}"}
@@ -524,9 +528,24 @@ def _say() -> Callable[[str], None]:
   return print if hosts.is_first() else lambda _: None
 
 
-def _print_figures(figures: Iterable[tuple[str, float]]) -> None:
-  for name, value in figures:
+def _print_figures(figures: Mapping[str, float], workdir: str) -> None:
+  """Prints figures and the table of scores, which is left in the run's folder too."""
+  for name, value in figures.items():
     print(f"{name:48} {value:10.5f}")
+  if table := leaderboard.table(figures):
+    print(table)
+  leaderboard.leave(workdir, figures)
+
+
+def compare_runs(workdir: str, against: str) -> None:
+  """Prints on which tasks one run is better than another.
+
+  Raises:
+    UserError: A run is not given, or was not scored as the other.
+  """
+  if not workdir or not against:
+    raise UserError("--mode=compare needs two runs: --workdir=DIR --against=DIR.")
+  print(compare.table(compare.compare(workdir, against)))
 
 
 def _evaluated(workdir: str, *, step: int | None = None) -> dict[str, float]:

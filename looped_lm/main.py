@@ -3,6 +3,7 @@
 python -m looped_lm.main --config=configs/NAME.py[:arguments] --workdir=DIR \
   [--mode=train|prepare|eval|export|generate|describe|replay] [--config.group.field=value …] \
   [--prompt=TEXT …]
+python -m looped_lm.main --mode=compare --workdir=DIR --against=DIR
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,8 @@ _CONFIG = config_flags.DEFINE_config_file(
   "config", None, "The experiment: a file of configs/, with arguments behind a colon."
 )
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where the run lives: checkpoints, log, report.")
-_MODE = flags.DEFINE_enum("mode", "train", sorted(jobs.MODES), "What to do.")
+_MODE = flags.DEFINE_enum("mode", "train", sorted([*jobs.MODES, "compare"]), "What to do.")
+_AGAINST = flags.DEFINE_string("against", "", "The run that --mode=compare compares with.")
 _FORMAT = flags.DEFINE_enum("format", "huggingface", ["huggingface"], "Of --mode=export.")
 _OUTPUT = flags.DEFINE_string("output", "", "Folder of --mode=export; by default WORKDIR/export.")
 _STEP = flags.DEFINE_integer(
@@ -63,6 +65,9 @@ def run(arguments: Sequence[str]) -> int:
     raise UserError(" ".join(str(error.args[-1]).replace("\\n", " ").split())) from error
   if len(rest) > 1:
     raise UserError(f"Unknown arguments {rest[1:]}; flags start with two dashes.")
+  if _MODE.value == "compare":
+    jobs.compare_runs(_WORKDIR.value or "", _AGAINST.value)
+    return None
   if config is None:
     raise UserError("--config is missing; give a file such as configs/quickstart.py.")
   if _PROMPT.value:

@@ -253,6 +253,9 @@ class Subject:
     strategy: Splits batches over devices and compiles sums over them.
     batch_size: Rows of an evaluation batch.
     num_batches: Most batches to read; 0 reads all.
+    backends: How texts are scored: "causal", "mntp", "mlm", as `evals.scoring` says.
+    loops: Loops after which texts are scored too; () scores after the model's own number alone.
+    folder: Where an evaluator may leave files, or None.
   """
 
   model: Model
@@ -263,3 +266,6 @@ class Subject:
   strategy: Any
   batch_size: int
   num_batches: int
+  backends: tuple[str, ...] = ("causal",)
+  loops: tuple[int, ...] = ()
+  folder: str | None = None

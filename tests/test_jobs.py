@@ -56,6 +56,8 @@ def test_a_run_leaves_log_checkpoints_record_and_report(trained):
     assert f"train/{mode}/accuracy" in figures
     assert {f"eval/{mode}/loop/{loop:02}/loss_nats" for loop in range(1, loops + 1)} <= figures
   assert {"eval/injection/rho_max", "eval/unigram/train_entropy_nats", "train/grad_norm"} <= figures
+  assert "eval/minimal_pairs_generated/causal/score_percent" in figures
+  assert (workdir / "evals" / "leaderboard_causal.json").exists()
   assert all(math.isfinite(value) for record in records for value in record.values())
   assert sorted(int(p.name) for p in (workdir / "checkpoints").iterdir()) == [10, 20]
   record = json.loads((workdir / "run.json").read_text())["starts"][0]
@@ -184,6 +186,13 @@ def _assign(tree, path, value):
     (set_("evals.names", ("held_uot",)), "Did you mean 'held_out'"),
     (set_("evals.final_names", ("held_out",)), "'held_out' 2 times"),
     (set_("evals.held_out", {"mods": ("clm",)}), "Did you mean evals.held_out.modes"),
+    (set_("evals.names", ("blimp",)), "evals.blimp.path='evaluation_data/.* does not exist. Get"),
+    (
+      set_("evals.minimal_pairs_generated", {"per_pair": 3}),
+      "evals.minimal_pairs_generated.per_pa",
+    ),
+    (set_("evals.backends", ("causl",)), r"evals.backends=\('causl',\) must be one or more of"),
+    (set_("evals.loops", (0,)), r"evals.loops=\(0,\) must be numbers of at least 1"),
     (set_("evals.weights", "avg"), "evals.weights='avg' is none of"),
     (set_("evals.batch_size", 3), "evals.batch_size=3 must be a multiple of 4 devices"),
     (set_("parallel.strategy", "magic"), "parallel.strategy='magic' is none of"),

@@ -46,6 +46,19 @@ class Encoded(NamedTuple):
   words_T: Int8[np.ndarray, " T"]
 
 
+class Located(NamedTuple):
+  """A text as tokens that know where they end.
+
+  Attributes:
+    ids_T: Ids, none of them special.
+    end_T: The character of the text behind each token; where several tokens spell one character,
+      it is behind that character for all of them.
+  """
+
+  ids_T: Int32[np.ndarray, " T"]
+  end_T: Int32[np.ndarray, " T"]
+
+
 class Tokenizer:
   """A tokenizer as the program uses it.
 
@@ -181,6 +194,23 @@ class Tokenizer:
     except TypeError:
       _explain_surrogate([text])
       raise
+
+  def locate_batch(self, texts: Sequence[str]) -> list[Located]:
+    """Encodes many texts like `encode_batch`, and says where each token ends.
+
+    Raises:
+      UserError: A text holds half a character (a lone surrogate).
+    """
+    texts = list(texts)
+    try:
+      found = self._corpus.encode_batch(texts, add_special_tokens=False)
+    except TypeError:
+      _explain_surrogate(texts)
+      raise
+    return [
+      Located(np.array(each.ids, np.int32), np.array([end for _, end in each.offsets], np.int32))
+      for each in found
+    ]
 
   def decode(self, ids: Sequence[int] | Int[np.ndarray, " T"]) -> str:
     """Gives the text of ids: the exact inverse of `encode`. Specials appear by name."""

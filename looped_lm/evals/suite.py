@@ -7,6 +7,7 @@ import numpy as np
 
 from looped_lm import plugins
 from looped_lm.errors import UserError
+from looped_lm.evals import scoring
 from looped_lm.types import Params, Subject
 
 Settings = Mapping[str, Any]
@@ -17,7 +18,8 @@ class Suite:
   """The evaluators that a config names.
 
   An evaluator has `run(params) -> (name, value) pairs`, the parameters as the strategy placed them,
-  or `views(params) -> name -> array`, the parameters on one device, or both.
+  or `views(params) -> name -> array`, the parameters on one device, or both. One that
+  `reads_its_set` does so when it is made, without its subject, so that a wrong set is said early.
   """
 
   def __init__(self, settings: Settings, subject: Subject) -> None:
@@ -72,6 +74,23 @@ def check(settings: Settings) -> None:
         "what is measured at every evaluation is measured at the end, too."
       )
     plugins.settings(evaluator, _own(settings, name), where=f"evals.{name}")
+
+
+def check_sets(settings: Settings) -> None:
+  """Reads the sets of the evaluators that have one, and checks how they are scored.
+
+  Raises:
+    UserError: A set is missing or wrong, or there is no such way of scoring.
+  """
+  backends, loops = tuple(settings["backends"]), tuple(settings["loops"])
+  if not backends or not set(backends) <= set(scoring.BACKENDS):
+    raise UserError(f"evals.backends={backends} must be one or more of {list(scoring.BACKENDS)}.")
+  if any(loop < 1 for loop in loops):
+    raise UserError(f"evals.loops={loops} must be numbers of at least 1.")
+  for name in (*settings["names"], *settings["final_names"]):
+    evaluator = plugins.load("evals", name).Evaluator
+    if getattr(evaluator, "reads_its_set", False):
+      evaluator(subject=None, **_own(settings, name))
 
 
 def _own(settings: Settings, name: str) -> dict[str, Any]:

@@ -46,6 +46,7 @@ def log_run(workdir, *, injection=True, num_loops=3):
       evaluated = {
         "eval/unigram/held_out_cross_entropy_nats": 6.5,
         "eval/unigram/train_entropy_nats": 6.25,
+        "eval/blimp/causal/score_percent": 50.0 + step,
       }
       for mode in ("clm", "mntp"):
         evaluated |= {f"eval/{mode}/loss_nats": 3.125, f"eval/{mode}/accuracy": 0.25}

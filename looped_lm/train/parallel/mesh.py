@@ -67,8 +67,11 @@ class MeshStrategy:
     """Puts a tree that this process holds where the mesh wants it."""
     return jax.tree.map(lambda x, where: jax.device_put(x, where), tree, self._split_up(tree))
 
-  def split(self, batch: Batch) -> Batch:
-    """Joins the rows of all processes to one array that is split over the mesh."""
+  def split(self, batch: Any) -> Any:
+    """Joins the rows of all processes to one array that is split over the mesh.
+
+    Takes a batch, or any tree of arrays by row.
+    """
     where = NamedSharding(self.mesh, PartitionSpec(_ROWS))
     return jax.tree.map(
       lambda x: jax.make_array_from_process_local_data(where, np.asarray(x)), batch
@@ -98,6 +101,17 @@ class MeshStrategy:
       return function(self._gathered(params), batch)
 
     return jax.jit(summed, out_shardings=NamedSharding(self.mesh, PartitionSpec()))
+
+  def compile_rows(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiles (params, rows) -> a figure per row; every process gets those of all rows, in order.
+
+    Each process gives its own rows, as `split` places them.
+    """
+
+    def gathered(params: Any, rows: Any) -> Any:
+      return function(self._gathered(params), rows)
+
+    return jax.jit(gathered, out_shardings=NamedSharding(self.mesh, PartitionSpec()))
 
   def one_copy(self, tree: Any) -> Any:
     """A whole copy on one local device, for what is too small to split. Every process calls it."""

@@ -50,8 +50,8 @@ class Pmap:
     """Puts a tree on every local device."""
     return jax.device_put(tree, NamedSharding(self._local_mesh, PartitionSpec()))
 
-  def split(self, batch: Batch) -> Batch:
-    """Splits this process's rows over its devices."""
+  def split(self, batch: Any) -> Any:
+    """Splits this process's rows over its devices: a batch, or any tree of arrays by row."""
     count = len(self._local)
     sharding = NamedSharding(self._local_mesh, PartitionSpec(_AXIS))
     return jax.tree.map(
@@ -75,6 +75,19 @@ class Pmap:
       return jax.lax.psum(function(params, batch), _AXIS)
 
     return jax.pmap(summed, axis_name=_AXIS, in_axes=(None, 0), out_axes=None)
+
+  def compile_rows(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiles (params, rows) -> a figure per row; every process gets those of all rows, in order.
+
+    Each process gives its own rows, as `split` places them.
+    """
+
+    def gathered(params: Any, rows: Any) -> Any:
+      return jax.tree.map(
+        lambda x: jax.lax.all_gather(x, _AXIS, tiled=True), function(params, rows)
+      )
+
+    return jax.pmap(gathered, axis_name=_AXIS, in_axes=(None, 0), out_axes=None)
 
   def one_copy(self, tree: Any) -> Any:
     """A replicated tree as it lies on one local device, for what is too small to split."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 import functools
+import re
 from typing import Any
 
 from looped_lm.train.plots.canvas import BLUE, GREEN, GREY, MODE_COLOURS, ORANGE, Drawing, legend
@@ -51,6 +52,19 @@ def _loss(figure: Any, records: Sequence[Record]) -> bool:
   axes.set(title="Loss", xlabel="optimiser step", ylabel="nats per token")
   legend(axes)
   return drawn
+
+
+def _scores(figure: Any, records: Sequence[Record]) -> bool:
+  axes = figure.subplots()
+  names = {name for record in records for name in record}
+  pattern = re.compile(r"eval/([^/]+)/([^/]+)/score_percent")
+  found = sorted(match.groups() for name in names if (match := pattern.fullmatch(name)))
+  for task, backend in found:
+    steps, values = series(records, f"eval/{task}/{backend}/score_percent")
+    axes.plot(steps, values, "o-", markersize=4, label=f"{task.replace('_', ' ')}, {backend}")
+  axes.set(title="Scores on tasks", xlabel="optimiser step", ylabel="percent")
+  legend(axes)
+  return bool(found)
 
 
 def _spectral_radius(figure: Any, records: Sequence[Record]) -> bool:
@@ -111,6 +125,7 @@ def _single(
 
 _CURVES: dict[str, tuple[Callable[..., bool], str]] = {
   "loss": (_loss, "Training loss (faint: each logged step) and held-out loss of each mode."),
+  "scores": (_scores, "What each task gave the model whenever it was scored."),
   "spectral_radius": (
     _spectral_radius,
     "The injection's decay per channel; its largest is the spectral radius of the linear part.",

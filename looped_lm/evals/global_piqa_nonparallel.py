@@ -1,0 +1,20 @@
+"""GlobalPIQA's nonparallel part, English: 2 solutions."""
+
+from collections.abc import Iterable
+import dataclasses
+
+from looped_lm.evals import global_piqa
+from looped_lm.evals.choices import ChoiceTask, Item
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class Evaluator(ChoiceTask):
+  """Mean accuracy of log-probabilities per token; chance is 50."""
+
+  name = "global_piqa_nonparallel"
+  version = "global-piqa-nonparallel-2026.1"
+  length_normalized = True
+
+  def read(self) -> Iterable[Item]:
+    """Reads the folder `global_piqa_nonparallel` of the official files."""
+    return global_piqa.items(self.path, task=self.name, num_solutions=2)

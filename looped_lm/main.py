@@ -67,7 +67,7 @@ def run(arguments: Sequence[str]) -> int:
     raise UserError(f"Unknown arguments {rest[1:]}; flags start with two dashes.")
   if _MODE.value == "compare":
     jobs.compare_runs(_WORKDIR.value or "", _AGAINST.value)
-    return None
+    return 0
   if config is None:
     raise UserError("--config is missing; give a file such as configs/quickstart.py.")
   if _PROMPT.value:

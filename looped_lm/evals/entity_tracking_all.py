@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 import dataclasses
 
-from looped_lm.evals import entity_tracking
+from looped_lm.evals import moved_boxes
 from looped_lm.evals.choices import ChoiceTask, Item
 
 
@@ -16,9 +16,9 @@ class Evaluator(ChoiceTask):
 
   def read(self) -> Iterable[Item]:
     """Reads the same files as `entity_tracking`."""
-    return entity_tracking.items(self.path, setting="evals.entity_tracking_all.path")
+    return moved_boxes.items(self.path, setting="evals.entity_tracking_all.path")
 
   @staticmethod
   def average(percent_G: Mapping[str, float]) -> float:
     """Each file counts alike."""
-    return entity_tracking.mean_of_files(percent_G)
+    return moved_boxes.mean_of_files(percent_G)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 import dataclasses
 
-from looped_lm.evals import ewok
+from looped_lm.evals import knowledge_of_world
 from looped_lm.evals.choices import ChoiceTask, Item
 
 
@@ -16,4 +16,4 @@ class Evaluator(ChoiceTask):
 
   def read(self) -> Iterable[Item]:
     """Reads the same files as `ewok`."""
-    return ewok.targets(self.path, setting="evals.ewok_target_swap.path")
+    return knowledge_of_world.targets(self.path, setting="evals.ewok_target_swap.path")

@@ -1,0 +1,60 @@
+"""Evaluation of a run, and of two against each other."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from looped_lm.errors import UserError
+from looped_lm.evals import compare, leaderboard
+from looped_lm.jobs.experiment import Config, build, stored_weights
+from looped_lm.train import checkpoint, metrics, report, run_record, views
+from looped_lm.train.parallel import hosts
+
+
+def evaluate(config: Config, *, workdir: str, **_: Any) -> None:
+  """Measures the last checkpoint of a run."""
+  run_record.check_same(workdir, config, allow_change=True)
+  experiment = build(config)
+  which = stored_weights(config)
+  abstract = experiment.strategy.like_saved(experiment.abstract_state())
+  params = checkpoint.restore_params(workdir, abstract.params, which=which)
+  evaluators, params = experiment.evaluators(workdir), experiment.strategy.from_saved(params)
+  figures = dict(evaluators.figures(params, final=True))
+  params = experiment.strategy.one_copy(params)
+  if hosts.is_first():
+    print_figures(figures, workdir)
+    views.write(workdir, evaluators.views(params))
+    if metrics.exists(workdir):  # Checkpoints may have come without their log.
+      facts = {"Parameters": f"{sum(x.size for x in jax.tree.leaves(params)):,}"}
+      print(f"Report: {report.write_report(workdir, facts=facts)}")
+
+
+def print_figures(figures: Mapping[str, float], workdir: str) -> None:
+  """Prints figures and the table of scores, which is left in the run's folder too."""
+  for name, value in figures.items():
+    print(f"{name:48} {value:10.5f}")
+  if table := leaderboard.table(figures):
+    print(table)
+  leaderboard.leave(workdir, figures)
+
+
+def compare_runs(workdir: str, against: str) -> None:
+  """Prints on which tasks one run is better than another.
+
+  Raises:
+    UserError: A run is not given, or was not scored as the other.
+  """
+  if not workdir or not against:
+    raise UserError("--mode=compare needs two runs: --workdir=DIR --against=DIR.")
+  print(compare.table(compare.compare(workdir, against)))
+
+
+def logged_figures(workdir: str, *, step: int | None = None) -> dict[str, float]:
+  """The last figures of every evaluation in a run's log, or those of one step."""
+  return {
+    name: value
+    for record in metrics.read(workdir)
+    for name, value in record.items()
+    if name.startswith("eval/") and step in (None, record["step"])
+  }

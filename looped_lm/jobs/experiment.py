@@ -1,0 +1,275 @@
+"""What a config describes, checked and built."""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+import functools
+from typing import Any, Literal
+
+from etils import epath
+import jax
+import optax
+
+from looped_lm import plugins
+from looped_lm.data.pipeline import Pipeline
+from looped_lm.data.prepare import Prepared, prepare
+from looped_lm.data.tokenizer import Tokenizer
+from looped_lm.errors import UserError
+from looped_lm.evals import suite
+from looped_lm.models import looped
+from looped_lm.optim import schedules
+from looped_lm.train import parallel, step
+from looped_lm.train.parallel import hosts
+from looped_lm.types import Model, Params, State, Subject, Vocabulary
+
+Config = Mapping[str, Any]
+_GROUPS = (
+  "seed",
+  "data",
+  "tokenizer",
+  "model",
+  "init",
+  "objective",
+  "optim",
+  "train",
+  "evals",
+  "parallel",
+  "generate",
+)
+# Kept beside a run's checkpoints.
+TOKENIZER_FILE = "tokenizer.json"
+_BUDGETS = {"total_words": "words", "total_tokens": "tokens", "total_epochs": "epochs"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Experiment:
+  """Everything a config describes, built; nothing compiled.
+
+  Attributes:
+    config: The resolved config.
+    model: The model.
+    objective: What is predicted.
+    prepared: Tokenizer and rows.
+    pipeline: Batches of the training rows.
+    strategy: How steps run on devices.
+    total_steps: Steps of the whole run.
+  """
+
+  config: Config
+  model: Model
+  objective: Any
+  prepared: Prepared
+  pipeline: Pipeline
+  strategy: parallel.Strategy
+  total_steps: int
+
+  @functools.cached_property
+  def schedule(self) -> optax.Schedule:
+    """The learning rate of each step."""
+    return _schedule(self.config, total_steps=self.total_steps)
+
+  @functools.cached_property
+  def tx(self) -> optax.GradientTransformation:
+    """The optimiser."""
+    return _optimizer(self.config).build(self.schedule)
+
+  def abstract_state(self) -> State:
+    """The state's shapes, without computing it."""
+    return jax.eval_shape(functools.partial(self._make_state, self.model.init))
+
+  def initial_state(self) -> State:
+    """The state before the first step, on the host's first device."""
+    make, loaded = self._start()
+    return jax.jit(make)(loaded)
+
+  def create_state(self) -> State:
+    """The same where the strategy wants it."""
+    make, loaded = self._start()
+    return self.strategy.create(make, loaded)
+
+  def train_step(self) -> Callable[..., Any]:
+    """The pure step."""
+    return step.make_train_step(
+      model=self.model,
+      objective=self.objective,
+      tx=self.tx,
+      schedule=self.schedule,
+      total_steps=self.total_steps,
+      micro_batches=self.config["train"]["micro_batches"],
+      ema_decay=self.config["train"]["ema_decay"],
+    )
+
+  def _start(self) -> tuple[Callable[[Any], State], Any]:
+    """Gives loaded -> state, and what the initialiser loaded."""
+    init = _init(self.config)
+    loaded = init.load(self.model, settings=self.config["model"], tokenizer=self.prepared.tokenizer)
+
+    def make(loaded: Params) -> State:
+      return self._make_state(lambda key: init.params(self.model, key, loaded))
+
+    return make, loaded
+
+  def _make_state(self, init: Callable[[jax.Array], Params]) -> State:
+    return step.initial_state(
+      init,
+      self.tx,
+      seed=self.config["seed"],
+      ema=self.config["train"]["ema_decay"] > 0,
+    )
+
+  def evaluators(self, workdir: str | None = None) -> suite.Suite:
+    """The config's evaluators; in the folder of a run they leave predictions, under `evals`."""
+    evals = self.config["evals"]
+    subject = Subject(
+      model=self.model,
+      vocabulary=vocabulary_of(self.prepared),
+      tokenizer=self.prepared.tokenizer,
+      held_out=self.prepared.validation,
+      unigram_V=self.prepared.unigram_V,
+      strategy=self.strategy,
+      batch_size=evals["batch_size"],
+      num_batches=evals["num_batches"],
+      backends=tuple(evals["backends"]),
+      loops=tuple(evals["loops"]),
+      folder=None if workdir is None else str(epath.Path(workdir) / "evals"),
+    )
+    return suite.Suite(evals, subject)
+
+
+def check(config: Config) -> None:
+  """Checks all of a config that can be checked without data; nothing compiles or is written.
+
+  Raises:
+    UserError: A value that cannot work.
+  """
+  for group in _GROUPS:
+    if group not in config:
+      raise UserError(f"The config has no {group!r}; it needs {list(_GROUPS)}.")
+  train, evals = config["train"], config["evals"]
+  budgets = {name: train[name] for name in ("total_steps", *_BUDGETS)}
+  if sum(value > 0 for value in budgets.values()) != 1 or min(budgets.values()) < 0:
+    raise UserError(f"Exactly one of train's budgets must be above 0; they are {budgets}.")
+  if not 0.0 <= train["ema_decay"] < 1.0:
+    raise UserError(f"train.ema_decay={train['ema_decay']} must lie in [0, 1); 0 switches it off.")
+  if train["log_every_steps"] < 1:
+    raise UserError(f"train.log_every_steps={train['log_every_steps']} must be at least 1.")
+  for name in ("eval_every_steps", "save_every_steps", "watchdog_seconds"):
+    if train[name] < 0:
+      raise UserError(f"train.{name}={train[name]} must be at least 0; 0 switches it off.")
+  if evals["weights"] not in ("raw", "ema"):
+    raise UserError(f"evals.weights={evals['weights']!r} is none of ['raw', 'ema'].")
+  if evals["weights"] == "ema" and train["ema_decay"] == 0:
+    raise UserError("evals.weights='ema' needs an average: set train.ema_decay above 0.")
+  suite.check(evals)
+  suite.check_sets(evals)
+  strategy = parallel.make(config["parallel"])
+  strategy.check_batch(train["batch_size"], micro_batches=train["micro_batches"])
+  strategy.check_eval_batch(evals["batch_size"])
+  size = max(config["tokenizer"]["vocab_size"], 17)
+  looped.build(config["model"], vocab_size=size)
+  _objective(config, Vocabulary(size=size, num_special=16, bos_id=1, pad_id=3, mask_id=4))
+  _init(config)
+  _optimizer(config)
+  _schedule(config, total_steps=1000)
+
+
+def build(config: Config) -> Experiment:
+  """Prepares the data (or finds it prepared) and builds everything on it."""
+  prepared = prepared_data(config)
+  vocabulary = vocabulary_of(prepared)
+  pipeline = Pipeline(
+    prepared.train,
+    batch_size=config["train"]["batch_size"],
+    seed=config["seed"],
+    process_index=jax.process_index(),
+    process_count=jax.process_count(),
+  )
+  return Experiment(
+    config=config,
+    model=looped.build(config["model"], vocab_size=vocabulary.size),
+    objective=_objective(config, vocabulary),
+    prepared=prepared,
+    pipeline=pipeline,
+    strategy=parallel.make(config["parallel"]),
+    total_steps=_total_steps(config, pipeline),
+  )
+
+
+def say(text: str) -> None:
+  """Prints in the process that speaks for all; the others are silent."""
+  if hosts.is_first():
+    print(text)
+
+
+def weights(state: State, config: Config) -> Params:
+  """The parameters that the config evaluates."""
+  return state.ema if config["evals"]["weights"] == "ema" else state.params
+
+
+def stored_weights(config: Config) -> Literal["params", "ema"]:
+  """Which of a checkpoint's parameters the config evaluates and exports."""
+  return "ema" if config["evals"]["weights"] == "ema" else "params"
+
+
+def prepared_data(config: Config) -> Prepared:
+  """The config's data, prepared now or earlier."""
+  return prepare(
+    config["data"],
+    config["tokenizer"],
+    seed=config["seed"],
+    process_index=jax.process_index(),
+  )
+
+
+def vocabulary_of(prepared: Prepared) -> Vocabulary:
+  """What objectives must know of the tokenizer."""
+  tokenizer = prepared.tokenizer
+  return Vocabulary(
+    size=tokenizer.vocab_size,
+    num_special=tokenizer.num_special,
+    bos_id=tokenizer.bos_id,
+    pad_id=tokenizer.pad_id,
+    mask_id=tokenizer.mask_id,
+  )
+
+
+def modes_of(objective: str) -> tuple[str, ...]:
+  """The modes of an objective by name, e.g. ("clm", "mntp")."""
+  return plugins.load("objectives", objective).Objective.modes
+
+
+def picked(cls: Any, settings: Mapping[str, Any]) -> Any:
+  """A dataclass from those of the settings that it has."""
+  fields = {field.name for field in dataclasses.fields(cls)}
+  return cls(**{name: value for name, value in settings.items() if name in fields})
+
+
+def _objective(config: Config, vocabulary: Vocabulary) -> Any:
+  cls = plugins.load("objectives", config["objective"]["name"]).Objective
+  return picked(cls, {**config["objective"], "vocabulary": vocabulary})
+
+
+def _init(config: Config) -> Any:
+  return picked(plugins.load("init", config["init"]["name"]).Init, config["init"])
+
+
+def _optimizer(config: Config) -> Any:
+  return picked(plugins.load("optim", config["optim"]["name"]).Optimizer, config["optim"])
+
+
+def _schedule(config: Config, *, total_steps: int) -> optax.Schedule:
+  return schedules.make(config["optim"], total_steps=total_steps)
+
+
+def _total_steps(config: Config, pipeline: Pipeline) -> int:
+  """The run's length in steps, from whichever budget is given."""
+  train = config["train"]
+  if train["total_steps"] > 0:
+    return train["total_steps"]
+  budgets = {unit: train[name] for name, unit in _BUDGETS.items() if train[name] > 0}
+  return pipeline.steps_for(**budgets)
+
+
+def workdir_tokenizer(config: Config, workdir: str) -> Tokenizer:
+  """The tokenizer that a run keeps beside its checkpoints."""
+  path = epath.Path(workdir) / TOKENIZER_FILE
+  return Tokenizer.load(str(path)) if path.exists() else prepared_data(config).tokenizer

@@ -87,8 +87,8 @@ def ask(
   most = subject.model.max_length
   if most is not None and length_N.max(initial=0) > most:
     raise UserError(
-      f"A text to score has {length_N.max()} tokens, `<s>` included; the model reads {most}. "
-      "Train it with more positions, or with positions that set no limit."
+      f"A text to score has {length_N.max()} tokens, `<s>` included; the model reads at most "
+      f"{most}. Train it with more positions, or with positions that set no limit."
     )
   program = _program(subject.strategy, subject.model, loops, causal)
   processes = jax.process_count()

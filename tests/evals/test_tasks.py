@@ -6,7 +6,7 @@ import pytest
 
 from looped_lm import plugins
 from looped_lm.errors import UserError
-from looped_lm.evals import entity_tracking
+from looped_lm.evals import moved_boxes
 
 BLIMP = {
   "sentence_good": "Dogs run.",
@@ -83,7 +83,7 @@ def test_entity_tracking_leaves_out_nothing_unless_all_is_asked_for(tmp_path, su
 
 def test_entity_tracking_weighs_files_alike():
   groups = {"regular_0_ops": 10.0, "regular_1_ops": 30.0, "move_contents_0_ops": 80.0}
-  assert entity_tracking.mean_of_files(groups) == (20.0 + 80.0) / 2
+  assert moved_boxes.mean_of_files(groups) == (20.0 + 80.0) / 2
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,9 @@ def golden(request):
   return tensors_of(request.param)
 
 
-@pytest.fixture(params=each("gpt_bert", slow=("looped_gpt_bert_L5", "looped_gpt_bert_stack_L4")))
+@pytest.fixture(
+  params=each("gpt_bert", slow=("gpt_bert_dense", "looped_gpt_bert_L5", "looped_gpt_bert_stack_L4"))
+)
 def golden_steps(request):
   return tensors_of(request.param)
 

@@ -27,7 +27,7 @@ def trained(tiny_config, tmp_path_factory):
   config, workdir = tiny_config(), tmp_path_factory.mktemp("run")
   config["evals"] |= {
     "final_names": ("loop_diagnostics", "logit_lens", "attention_maps"),
-    "loop_diagnostics": {"modes": ("clm",)},
+    "loop_diagnostics": {"modes": ("clm",), "num_batches": 1},
   }
   with contextlib.redirect_stdout(io.StringIO()) as printed:
     run("train", config, workdir, overrides={"train.total_steps": 20})
@@ -222,6 +222,7 @@ def test_bad_values_get_one_line_and_leave_nothing(tiny_config, tmp_path, change
   assert all(path.name.endswith("-lock") for path in left), left
 
 
+@pytest.mark.slow
 def test_a_step_is_replayed_bit_for_bit(tiny_config, tmp_path, capsys):
   """From a checkpoint before it; the log of one step per line is what it is compared with."""
   config = tiny_config()

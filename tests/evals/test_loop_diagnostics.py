@@ -105,7 +105,8 @@ def test_attention_is_shown_as_computed(gated, inputs):
 
 @pytest.mark.parametrize("name", ["looped_gpt_bert", "grt"])
 def test_nobody_watching_leaves_no_trace_in_the_program(tiny_config, inputs, monkeypatch, name):
-  model = looped.build(tiny_config(name)["model"] | {"remat": "none"}, vocab_size=VOCAB_SIZE)
+  settings = tiny_config(name)["model"] | {"remat": "none", "depth": {"name": "fixed"}}
+  model = looped.build(settings, vocab_size=VOCAB_SIZE)
   params = jax.eval_shape(model.init, jax.random.key(0))
 
   def program(**arguments):

@@ -14,7 +14,12 @@ from looped_lm.types import Subject
 def built(tiny_config):
   """The tiny quickstart with initial parameters, and all that its evaluators say."""
   config = tiny_config("quickstart")
-  config["evals"] |= {"num_batches": 1, "logit_lens": {"top": 3}}
+  config["evals"] |= {
+    "num_batches": 1,
+    "final_names": ("loop_diagnostics", "logit_lens", "attention_maps"),
+    "loop_diagnostics": {},
+    "logit_lens": {"top": 3},
+  }
   experiment = jobs.build(config)
   params = experiment.strategy.replicate(jax.jit(experiment.model.init)(jax.random.key(0)))
   evaluators = experiment.evaluators()

@@ -156,6 +156,7 @@ def test_a_folder_that_is_no_export_is_left_alone(model, tmp_path):
   assert huggingface.check_folder(str(tmp_path / "new")) == tmp_path / "new"
 
 
+@pytest.mark.slow
 def test_a_run_is_exported_and_another_starts_from_it(tiny_config, tmp_path, capsys):
   config = tiny_config()
   config["train"] |= {"total_steps": 2, "save_every_steps": 1, "eval_every_steps": 0}

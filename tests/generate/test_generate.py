@@ -91,6 +91,7 @@ def test_the_cost_counts_tokens_and_bytes(batch):
   assert cost.tokens_per_second > 0
 
 
+@pytest.mark.slow
 def test_draws_depend_on_the_seed_and_the_prompt_s_index_alone(subject):
   generator = Generator(
     **subject,

@@ -170,6 +170,7 @@ def test_a_halted_token_s_later_keys_come_from_its_last_state(tiny_config):
       np.testing.assert_array_equal(later, ours[took])
 
 
+@pytest.mark.slow
 def test_policies_share_slots_and_are_not_the_full_one(tiny_config):
   model, params = build("gpt_bert", tiny_config)
   theirs = in_parts(model, params, [6, 1, 1, 1, 1], Decoding(num_loops=4))[0]

@@ -113,7 +113,7 @@ def test_the_program_does_not_grow_with_the_loops(settings, params, inputs):
   assert instructions(3) == instructions(12)
 
 
-@pytest.mark.parametrize("injection", ["add", "diagonal"])
+@pytest.mark.parametrize("injection", [pytest.param("add", marks=pytest.mark.slow), "diagonal"])
 def test_the_scan_equals_an_explicit_loop(settings, params, inputs, injection):
   """Values, states and gradients; the loop is written from the pieces, and names no injection."""
   model = variant(settings, injection={"name": injection}, remat="dots")
@@ -162,6 +162,7 @@ def test_causal_rows_leak_nothing_and_segments_do_not_mix(settings, params, inpu
   np.testing.assert_array_equal(encode(changed)[1, 5:], before[1, 5:])
 
 
+@pytest.mark.slow
 def test_remat_changes_no_gradient(settings, params, inputs):
   gradients = []
   for remat in ("none", "full"):

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from looped_lm import jobs
-from looped_lm.evals import held_out
+from looped_lm.evals import held_out_text
 from looped_lm.train import window
 from looped_lm.train.checkpoint import restore_state, saved_steps
 
@@ -65,15 +65,16 @@ def at_step(step, monkeypatch):
 def in_evaluation(step, monkeypatch):
   """SIGTERM in the evaluation of a step."""
   del step
-  batches = held_out.eval_batches
+  batches = held_out_text.eval_batches
 
   def then_signal(*arguments, **settings):
     os.kill(os.getpid(), signal.SIGTERM)
     return batches(*arguments, **settings)
 
-  monkeypatch.setattr(held_out, "eval_batches", then_signal)
+  monkeypatch.setattr(held_out_text, "eval_batches", then_signal)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fault", "step"), [(at_step, 7), (in_evaluation, 10)])
 def test_a_restart_ends_as_if_nothing_had_happened(undisturbed, tmp_path, monkeypatch, fault, step):
   config, calm = undisturbed

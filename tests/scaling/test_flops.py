@@ -101,6 +101,7 @@ def test_parameters_and_the_injection_s_cost(params, injection, total, extra):
   assert flops.forward_macs(group, tree, seq_len=SEQ_LEN).injection == extra
 
 
+@pytest.mark.slow
 def test_the_compiler_counts_the_same():
   """XLA's own count of one layer's products, on a model small enough to compile."""
   group = settings(embed_dim=64, num_loops=1, core_layers=1)

@@ -17,7 +17,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 PICTURES = (
   *("loss", "spectral_radius", "drive_norm", "learning_rate", "gradient_norm"),
   *("tokens_per_second", "loss_by_depth", "loss_by_loop", "loss_by_loop_over_time", "state_rms"),
-  *("movement", "gate_openness", "logit_lens_1", "logit_lens_2"),
+  *("scores", "movement", "gate_openness", "logit_lens_1", "logit_lens_2"),
   *("attention_layer_1", "attention_layer_2"),
 )
 

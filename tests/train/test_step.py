@@ -67,8 +67,8 @@ def mesh(experiment, **sizes):
 @pytest.mark.parametrize(
   ("sizes", "micro_batches"),
   [
-    # Every axis at once is the fast one; the rest tells which axis it was.
-    ({"fsdp": 2, "tensor": 2}, 1),
+    # All axes at once, and one by one.
+    pytest.param({"fsdp": 2, "tensor": 2}, 1, marks=pytest.mark.slow),
     pytest.param({}, 1, marks=pytest.mark.slow),
     pytest.param({"fsdp": 4}, 1, marks=pytest.mark.slow),
     pytest.param({"tensor": 2}, 1, marks=pytest.mark.slow),

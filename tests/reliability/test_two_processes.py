@@ -105,7 +105,7 @@ def test_the_one_that_is_left_stops_with_a_message(tmp_path):
   left, killed = start(
     tmp_path, "--config.train.total_steps=100000", "--config.parallel.lost_process_seconds=10"
   )
-  until(left, r"^step 2/")
+  until(left, r"^step +2/")
   killed.send_signal(signal.SIGKILL)
   output = left.communicate(timeout=60)[0]
   killed.communicate()
@@ -116,7 +116,7 @@ def test_the_one_that_is_left_stops_with_a_message(tmp_path):
 def test_a_signal_to_one_saves_the_same_step_on_both(tmp_path):
   settings = ("--config.train.total_steps=100000",)
   first, second = start(tmp_path, *settings)
-  until(first, r"^step 2/")
+  until(first, r"^step +2/")
   second.send_signal(signal.SIGTERM)  # To that one alone.
   output = finish([first, second])[0]
   (step,) = saved_steps(str(tmp_path))

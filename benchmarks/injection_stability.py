@@ -108,6 +108,8 @@ def train(config: dict[str, Any], workdir: pathlib.Path) -> Result:
   entropy_nats = float(-(share_V * np.log(share_V)).sum())
   losses = [record["train/loss_nats"] for record in records if "train/loss_nats" in record]
   last = {name: value for record in records for name, value in record.items()}
+  if complete and "eval/clm/loss_nats" not in last:
+    raise SystemExit(f"{workdir} was stopped; the same command goes on with it.")
   return {
     "config": _plain(config),
     "stopped_at_step": None if complete else len(losses),

@@ -14,8 +14,8 @@ from looped_lm.visibility import visible
 
 NAMES = sorted(path.stem for path in (pathlib.Path(__file__).parents[1] / "configs").glob("*.py"))
 
-# The others take their step among the slow tests.
-CORE = ("looped_gpt_bert", "quickstart")
+# The others take their step among the slow tests; the default takes many in other tests.
+CORE = ("quickstart",)
 
 
 @pytest.mark.parametrize("name", NAMES)

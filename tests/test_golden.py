@@ -236,6 +236,7 @@ def test_parcae_float32(parcae):
   assert_logits(parcae, model, params, inputs, 1e-4)
 
 
+@pytest.mark.slow
 def test_parcae_float64(parcae, x64):
   """Logits at every depth, the loss and gradient of a truncated forward, the spectral norm."""
   config, settings, params, inputs = parcae_parts(parcae, np.float64)

@@ -290,6 +290,7 @@ def told_to_stop(step):
     yield
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_stops_the_run(tiny_config, tmp_path):
   config = tiny_config()
   config["optim"] |= {"name": "adamw", "learning_rate": 1e30, "warmup_fraction": 0.0}

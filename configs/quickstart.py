@@ -4,7 +4,7 @@ Shows: the whole system on a laptop. One layer x four loops reads the Bible in B
 presidential addresses (or generated English where those packages are absent).
 
 Command: make quickstart
-Hardware: two CPU cores. Time: 3 min 33 s measured after installation. Result to expect (measured):
+Hardware: two CPU cores. Time: 4 min 37 s measured after installation. Result to expect (measured):
 held-out causal loss 4.874 nats per token, 4.935 read after loop 1, against 6.406 by unigram.
 
 `:tiny` is the same system at a size for tests.

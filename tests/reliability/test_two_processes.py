@@ -64,10 +64,12 @@ def finish(processes):
 
 
 def until(process, pattern):
+  said = []
   for line in process.stdout:
+    said.append(line)
     if re.search(pattern, line):
       return
-  raise AssertionError(f"the process ended before it said {pattern!r}")
+  raise AssertionError(f"the process ended before it said {pattern!r}: {''.join(said[-30:])}")
 
 
 def losses(workdir):
@@ -103,11 +105,11 @@ def test_two_processes_equal_one(alone, tmp_path, settings):
 
 def test_the_one_that_is_left_stops_with_a_message(tmp_path):
   left, killed = start(
-    tmp_path, "--config.train.total_steps=100000", "--config.parallel.lost_process_seconds=10"
+    tmp_path, "--config.train.total_steps=100000", "--config.parallel.lost_process_seconds=30"
   )
   until(left, r"^step +2/")
   killed.send_signal(signal.SIGKILL)
-  output = left.communicate(timeout=60)[0]
+  output = left.communicate(timeout=180)[0]
   killed.communicate()
   assert left.returncode not in (0, None)
   assert "another process" in output or "another task" in output, output

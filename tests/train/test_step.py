@@ -82,7 +82,7 @@ def test_one_device_equals_a_mesh_with_dropout(experiment, single, sizes, micro_
   compiled = strategy.compile_step(make_step(experiment, micro_batches))
   state, losses, _ = run(experiment, compiled, split=strategy.split, state=placed.create_state())
   # Products split over `tensor` are summed in another order, so the last digits of 6.6 nats differ.
-  tolerance = {"rtol": 1e-5} if "tensor" in sizes else {"atol": 1e-5}
+  tolerance = {"atol": 2e-5 if "tensor" in sizes else 1e-5}
   np.testing.assert_allclose(losses, single[1], **tolerance)
   for ours, theirs in zip(
     jax.tree.leaves(state.params), jax.tree.leaves(single[0].params), strict=True

@@ -9,7 +9,6 @@ import pytest
 
 from looped_lm import jobs, plugins
 from looped_lm.models import looped
-from looped_lm.train import step
 from looped_lm.visibility import visible
 
 NAMES = sorted(path.stem for path in (pathlib.Path(__file__).parents[1] / "configs").glob("*.py"))
@@ -33,15 +32,7 @@ def test_the_full_size_builds_and_its_settings_are_checked(tiny_config, name):
 )
 def test_the_tiny_size_takes_a_finite_step_and_respects_visibility(tiny_config, name):
   experiment = jobs.build(tiny_config(name))
-  train_step = step.make_train_step(
-    model=experiment.model,
-    objective=experiment.objective,
-    tx=experiment.tx,
-    schedule=experiment.schedule,
-    total_steps=experiment.total_steps,
-    micro_batches=1,
-    ema_decay=0.0,
-  )
+  train_step = experiment.train_step()
   state = experiment.initial_state()
   batch = jax.tree.map(jnp.asarray, experiment.pipeline.batch_at(0))
   task = experiment.objective.draw(batch, key=jax.random.key(0), progress=0.0)

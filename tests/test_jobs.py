@@ -117,6 +117,14 @@ def test_a_trained_model_continues_and_fills(trained, capsys):
   [
     ({}, r"Nothing to go on with: give --prompt"),
     ({"prompts": ["a"], "task": "guess"}, r"generate.task='guess' is none of"),
+    (
+      {"prompts": ["a<mask>"], "task": "infill", "halting": "kl", "halting_threshold": 0.1},
+      r"generate.halting='kl' has no meaning for generate.task='infill'; leave it at 'none'",
+    ),
+    (
+      {"prompts": ["a"], "halting": "entropy", "halting_threshold": 1.0, "halting_min_loops": 9},
+      r"generate.halting_min_loops=9 must be at most the 3 loops",
+    ),
     ({"prompts": ["a"], "num_loops": -1}, r"generate.num_loops=-1 must be at least 1"),
     ({"prompts": ["a"], "halting": "kl", "halting_threshold": -1.0}, r"halting_threshold=-1.0"),
     ({"prompts": ["a"], "halting": "exit_gate", "halting_threshold": 0.5}, r"model.exit_gate=True"),

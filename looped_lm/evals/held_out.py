@@ -50,23 +50,12 @@ class Evaluator:
     def figures(task: Task) -> dict[str, Ratio]:
       states_RBTD = model.encode(params, task.inputs, keep_states=True).states_RBTD
       assert states_RBTD is not None
-      loss_R, correct_R = held_out_text.read_out(model, params, task, states_RBTD)
-      count = task.weight_BT.sum()
-      return {
-        "loss_nats": (loss_R, count),
-        "accuracy": (correct_R, count),
-        "state_square": held_out_text.mean_square(states_RBTD, batch.segments_BT),
-      }
+      return held_out_text.read_out(model, params, task, states_RBTD)
 
-    found = held_out_text.over_modes(
+    return held_out_text.over_modes(
       self.modes,
       figures,
       batch,
       mask_rate=self.mask_rate,
       vocabulary=self.subject.vocabulary,
     )
-    sums = {"state_square": found[self.modes[0]]["state_square"]}
-    for mode in self.modes:
-      for name in ("loss_nats", "accuracy"):
-        sums[f"{mode}/{name}"] = found[mode][name]
-    return sums

@@ -7,11 +7,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 import numpy as np
 
-from looped_lm import visibility
 from looped_lm.data.pipeline import eval_batches
-from looped_lm.nn import masked_next
-from looped_lm.nn.token_loss import next_tokens, token_figures
-from looped_lm.types import Batch, Inputs, Model, Params, Ratio, Subject, Task, Vocabulary
+from looped_lm.nn import causal_next, masked_next
+from looped_lm.nn.token_loss import token_figures
+from looped_lm.types import Batch, Model, Params, Ratio, Subject, Task, Vocabulary
+
+# What a mode decides; how the state moves is much the same in all.
+_BY_MODE = ("loss_nats", "accuracy")
 
 
 def pose(batch: Batch, mode: str, *, mask_rate: float, vocabulary: Vocabulary) -> Task:
@@ -19,18 +21,7 @@ def pose(batch: Batch, mode: str, *, mask_rate: float, vocabulary: Vocabulary) -
   if mode == "mntp":
     rate = jnp.float32(mask_rate)
     return masked_next.pose(batch, key=jax.random.key(0), rate=rate, vocabulary=vocabulary)
-  targets_BT, supervised_BT = next_tokens(batch)
-  return Task(
-    inputs=Inputs(
-      tokens_BT=batch.tokens_BT,
-      order_BT=visibility.causal(batch.tokens_BT),
-      segments_BT=batch.segments_BT,
-      row_B=batch.row_B,
-    ),
-    targets_BT=targets_BT,
-    weight_BT=supervised_BT.astype(jnp.float32),
-    mode_B=jnp.zeros_like(batch.row_B),
-  )
+  return causal_next.pose(batch)
 
 
 def over_modes(
@@ -40,20 +31,30 @@ def over_modes(
   *,
   mask_rate: float,
   vocabulary: Vocabulary,
-) -> dict[str, dict[str, Ratio]]:
-  """Poses a batch in each mode and measures: mode -> name -> sum and weight.
+) -> dict[str, Ratio]:
+  """Poses a batch in each mode and measures.
 
+  Loss and accuracy are `<mode>/loss_nats` and `<mode>/accuracy`; all else is of the first mode.
   The modes take turns in one program, which halves what is to be compiled.
   """
   tasks = [pose(batch, mode, mask_rate=mask_rate, vocabulary=vocabulary) for mode in modes]
   found = jax.lax.map(figures, jax.tree.map(lambda *parts: jnp.stack(parts), *tasks))
-  return {mode: jax.tree.map(lambda x, n=n: x[n], found) for n, mode in enumerate(modes)}
+  sums = {
+    f"{mode}/{name}": jax.tree.map(lambda x, n=n: x[n], found[name])
+    for n, mode in enumerate(modes)
+    for name in _BY_MODE
+  }
+  return sums | {
+    name: jax.tree.map(lambda x: x[0], ratio)
+    for name, ratio in found.items()
+    if name not in _BY_MODE
+  }
 
 
 def read_out(
   model: Model, params: Params, task: Task, states_RBTD: Float[Array, "R B T D"]
-) -> tuple[Float[Array, " R"], Float[Array, " R"]]:
-  """Sends each state through coda and head: sums of the loss in nats and of right predictions."""
+) -> dict[str, Ratio]:
+  """Sends each state through coda and head: loss in nats, accuracy, and the state's mean square."""
 
   def figures(h_BTD: jax.Array) -> tuple[jax.Array, jax.Array]:
     hidden_BTD = model.finish(params, h_BTD, task.inputs)
@@ -61,10 +62,16 @@ def read_out(
     nats_BT, _, correct_BT = token_figures(logits_BTV, task.targets_BT)
     return (task.weight_BT * nats_BT).sum(), (task.weight_BT * correct_BT).sum()
 
-  return jax.lax.map(figures, states_RBTD)
+  loss_R, correct_R = jax.lax.map(figures, states_RBTD)
+  count = task.weight_BT.sum()
+  return {
+    "loss_nats": (loss_R, count),
+    "accuracy": (correct_R, count),
+    "state_square": _mean_square(states_RBTD, task.inputs.segments_BT),
+  }
 
 
-def mean_square(
+def _mean_square(
   states_RBTD: Float[Array, "R B T D"], segments_BT: Int[Array, "B T"]
 ) -> tuple[Float[Array, " R"], Int[Array, ""]]:
   """Sums of the mean square of each real token's state, and their number."""

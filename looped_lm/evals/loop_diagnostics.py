@@ -92,24 +92,12 @@ class Evaluator:
         for path, figure_RBT in output.watched[watch.FIGURES].items()
       }
       by_loop = movement(output.states_RBTD, text_BT) | offered
-      states_RBTD = output.states_RBTD[read]
-      loss_R, correct_R = held_out_text.read_out(model, params, task, states_RBTD)
-      count = task.weight_BT.sum()
-      return {
-        "loss_nats": (loss_R, count),
-        "accuracy": (correct_R, count),
-        "state_square": held_out_text.mean_square(states_RBTD, batch.segments_BT),
-        **{f"loop/{name}": ratio for name, ratio in by_loop.items()},
-      }
+      by_depth = held_out_text.read_out(model, params, task, output.states_RBTD[read])
+      return by_depth | {f"loop/{name}": ratio for name, ratio in by_loop.items()}
 
-    found = held_out_text.over_modes(
+    return held_out_text.over_modes(
       self.modes, figures, batch, mask_rate=self.mask_rate, vocabulary=vocabulary
     )
-    sums = {}
-    for mode in self.modes:
-      for name in ("loss_nats", "accuracy"):
-        sums[f"{mode}/{name}"] = found[mode].pop(name)
-    return sums | found[self.modes[0]]
 
 
 def movement(

@@ -91,13 +91,6 @@ class Generator:
   def __post_init__(self):
     if self.max_new_tokens < 1:
       raise UserError(f"generate.max_new_tokens={self.max_new_tokens} must be at least 1.")
-    if self.decoding.num_loops < 1:
-      raise UserError(f"generate.num_loops={self.decoding.num_loops} must be at least 1.")
-    if self.decoding.halting.min_loops > self.decoding.num_loops:
-      raise UserError(
-        f"generate.halting_min_loops={self.decoding.halting.min_loops} must be at most the "
-        f"{self.decoding.num_loops} loops of generate.num_loops."
-      )
     if "" in self.stop:
       raise UserError("generate.stop holds an empty string, which would end every text at once.")
 

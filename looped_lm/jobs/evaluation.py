@@ -10,6 +10,7 @@ from looped_lm.evals import compare, leaderboard
 from looped_lm.jobs.experiment import Config, build, stored_weights
 from looped_lm.train import checkpoint, metrics, report, run_record, views
 from looped_lm.train.parallel import hosts
+from looped_lm.types import Params
 
 
 def evaluate(config: Config, *, workdir: str, **_: Any) -> None:
@@ -26,8 +27,13 @@ def evaluate(config: Config, *, workdir: str, **_: Any) -> None:
     print_figures(figures, workdir)
     views.write(workdir, evaluators.views(params))
     if metrics.exists(workdir):  # Checkpoints may have come without their log.
-      facts = {"Parameters": f"{sum(x.size for x in jax.tree.leaves(params)):,}"}
-      print(f"Report: {report.write_report(workdir, facts=facts)}")
+      print_report(params, workdir)
+
+
+def print_report(params: Params, workdir: str) -> None:
+  """Writes the report and says where."""
+  facts = {"Parameters": f"{sum(x.size for x in jax.tree.leaves(params)):,}"}
+  print(f"Report: {report.write_report(workdir, facts=facts)}")
 
 
 def print_figures(figures: Mapping[str, float], workdir: str) -> None:

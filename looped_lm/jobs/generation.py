@@ -23,6 +23,14 @@ from looped_lm.nn.decode import Decoding
 from looped_lm.nn.halting import Halting
 from looped_lm.train import checkpoint, run_record
 
+# What infilling has not, and what it is where it is off.
+_CONTINUES_ONLY = {
+  "cache": "full",
+  "halting": "none",
+  "repetition_penalty": 1.0,
+  "stop": (),
+}
+
 
 def generate(config: Config, *, workdir: str, **_: Any) -> None:
   """Continues the config's prompts, or fills their masks."""
@@ -72,6 +80,14 @@ def _generation(config: Config) -> Mapping[str, Any]:
       f"objective.name={objective!r} has none: use one trained with 'hybrid' or 'mntp', or "
       "generate.task='continue'."
     )
+  if settings["task"] == "infill":
+    for name, off in _CONTINUES_ONLY.items():
+      given = tuple(settings[name]) if name == "stop" else settings[name]
+      if given != off:
+        raise UserError(
+          f"generate.{name}={given!r} has no meaning for generate.task='infill'; leave it "
+          f"at {off!r}."
+        )
   picked(Sampling, settings)
   decoding = _decoding(settings, settings["num_loops"] or config["model"]["num_loops"])
   if decoding.halting.looks_at == "gate" and not config["model"].get("exit_gate"):

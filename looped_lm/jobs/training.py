@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from etils import epath
-import jax
 
 from looped_lm.errors import UserError
-from looped_lm.jobs.evaluation import logged_figures, print_figures
+from looped_lm.jobs.evaluation import logged_figures, print_figures, print_report
 from looped_lm.jobs.experiment import TOKENIZER_FILE, Config, build, say, weights
 from looped_lm.scaling.describe import describe
 from looped_lm.train import (
@@ -15,7 +14,6 @@ from looped_lm.train import (
   interrupt,
   loop,
   metrics,
-  report,
   run_record,
   views,
   watchdog,
@@ -102,8 +100,7 @@ def train(
   if hosts.is_first():
     views.write(workdir, evaluators.views(params))
     print_figures(logged_figures(workdir), workdir)
-    facts = {"Parameters": f"{sum(x.size for x in jax.tree.leaves(state.params)):,}"}
-    print(f"Report: {report.write_report(workdir, facts=facts)}")
+    print_report(params, workdir)
   return 0
 
 

@@ -116,9 +116,7 @@ class LoopedLM(nn.Module):
   ) -> Output:
     """From tokens to what the read-out takes; `num_loops` per row is at most `max_loops`."""
     context = self._context(inputs, key)
-    e_BTD = self.embedder(inputs.tokens_BT, context.keys_B)
-    e_BTD = self.prelude(e_BTD, context, self.prelude.invariants(context))
-    e_BTD = self.recurrence.begin(e_BTD)
+    e_BTD = self._begin(context)
     h_BTD, states_RBTD = recur(
       self,
       self.injection.start(e_BTD, keys_B=context.keys_B),
@@ -156,9 +154,7 @@ class LoopedLM(nn.Module):
     context = self._chunk_context(chunk)
     position = context.chunk
     assert position is not None
-    e_BTD = self.embedder(chunk.tokens_BT, None, position.position_BT)
-    e_BTD = self.prelude(e_BTD, context, self.prelude.invariants(context))
-    e_BTD = self.recurrence.begin(e_BTD)
+    e_BTD = self._begin(context)
     h_BTD, loops_BT, executed = decode_loops(
       self,
       self.injection.start(e_BTD, keys_B=None),
@@ -203,6 +199,13 @@ class LoopedLM(nn.Module):
       states_RBTD: Any = output.states_RBTD
       self.exit_probability(states_RBTD[-1])
     return self.readout(output.hidden_BTD, inputs.row_B, None)
+
+  def _begin(self, context: Context) -> Float[Array, "B T D"]:
+    """What the injection is given."""
+    position_BT = None if context.chunk is None else context.chunk.position_BT
+    e_BTD = self.embedder(context.tokens_BT, context.keys_B, position_BT)
+    e_BTD = self.prelude(e_BTD, context, self.prelude.invariants(context))
+    return self.recurrence.begin(e_BTD)
 
   def _finish(self, h_BTD: Float[Array, "B T D"], context: Context) -> Float[Array, "B T D"]:
     x_BTD = self.injection.leave(h_BTD)

@@ -8,6 +8,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from looped_lm.errors import UserError
 from looped_lm.nn.cache import COLLECTION, Chunk, Policy
 from looped_lm.nn.context import Context
 from looped_lm.nn.halting import Halting
@@ -26,6 +27,15 @@ class Decoding:
   num_loops: int
   policy: Policy = dataclasses.field(default_factory=Policy)
   halting: Halting = dataclasses.field(default_factory=Halting)
+
+  def __post_init__(self):
+    if self.num_loops < 1:
+      raise UserError(f"generate.num_loops={self.num_loops} must be at least 1.")
+    if self.halting.min_loops > self.num_loops:
+      raise UserError(
+        f"generate.halting_min_loops={self.halting.min_loops} must be at most the "
+        f"{self.num_loops} loops of generate.num_loops."
+      )
 
   @property
   def settles(self) -> bool:

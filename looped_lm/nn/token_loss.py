@@ -65,9 +65,8 @@ def token_loss(
   figures = {"loss_nats": nats_BT, "z_loss": z_BT, "accuracy": correct_BT}
   cost_BT = nats_BT + z_loss_weight * z_BT
   if has_gate:
-    last_BT = cost_BT
     cost_BT, entropy_BT, loops_BT = _expected_cost(
-      model, params, task, output, last_BT, key=key, z_loss_weight=z_loss_weight
+      model, params, task, output, cost_BT, key=key, z_loss_weight=z_loss_weight
     )
     cost_BT = cost_BT - exit_entropy_weight * entropy_BT
     figures |= {"exit_loops": loops_BT, "exit_entropy_nats": entropy_BT}
@@ -95,7 +94,10 @@ def _expected_cost(
   key: Key[Array, ""] | None,
   z_loss_weight: float,
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"], Float[Array, "B T"]]:
-  """Expected cost over the gate's exits, the entropy of these, and their mean loop, from 1."""
+  """Expected cost over the gate's exits, the entropy of these, and their mean loop, from 1.
+
+  Earlier loops go through a coda without dropout; the last one's cost, `last_BT`, is at hand.
+  """
   assert model.exit_probability is not None
   states_RBTD = output.states_RBTD
   assert states_RBTD is not None

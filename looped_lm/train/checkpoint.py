@@ -15,16 +15,13 @@ import math
 import shutil
 from typing import Any, Literal, Self
 
-from etils import epath
 import jax
-import numpy as np
 from orbax import checkpoint as ocp
-from orbax.checkpoint import checkpoint_managers as policies
 
 from looped_lm.errors import UserError
+from looped_lm.train import stored
 from looped_lm.types import Params, State
 
-_ITEMS = ("params", "ema", "opt")
 # which -> (item, wants the best step)
 _WHICH = {
   "params": ("params", False),
@@ -79,14 +76,14 @@ class Checkpoints:
     if best_mode not in ("min", "max"):
       raise UserError(f"best_mode={best_mode!r} must be 'min' or 'max'.")
     logging.getLogger("absl").addFilter(_told_once)
-    self._directory = _absolute(directory)
+    self._directory = stored.absolute(directory)
     self._best_metric = best_metric
     self._best_mode = best_mode
     self._config = json.loads(json.dumps(config))
     self._steps: set[int] = set()
     self._saving: int | None = None
     try:
-      self._manager = _open(
+      self._manager = stored.open_folder(
         self._directory, keep_latest=keep_latest, keep_best=best_metric is not None
       )
     except OSError as error:
@@ -131,10 +128,10 @@ class Checkpoints:
     step = int(state.step)
     if step in self._steps:
       return False
-    items = {"params": state.params, "opt": _opt(state)}
+    items = {"params": state.params, "opt": stored.optimiser_part(state)}
     if state.ema is not None:
       items["ema"] = state.ema
-    layout = {name: _layout(tree) for name, tree in items.items()}
+    layout = {name: stored.layout(tree) for name, tree in items.items()}
     arguments: dict[str, Any] = {k: ocp.args.StandardSave(v) for k, v in items.items()}
     arguments |= {
       "data": ocp.args.JsonSave(dict(data)),
@@ -164,7 +161,7 @@ class Checkpoints:
 
   def best_step(self) -> int | None:
     """Gives the step with the best finite `best_metric`, the newer of equals; None without one."""
-    return _best_step(self._manager)
+    return stored.best_step(self._manager)
 
   def restore(self, like: State, *, step: int | None = None) -> tuple[State, dict[str, Any]]:
     """Reads a checkpoint back.
@@ -182,7 +179,7 @@ class Checkpoints:
       UserError: There is none, it is damaged, or a leaf differs (the first is named).
     """
     self.wait()
-    return _restore(self._manager, self._directory, like, step=step)
+    return stored.restore(self._manager, self._directory, like, step=step)
 
   def wait(self) -> None:
     """Waits until the checkpoint being written is complete.
@@ -242,19 +239,18 @@ class Checkpoints:
 
 def saved_steps(directory: str) -> list[int]:
   """Lists the complete checkpoints of a folder, or of the workdir that holds it; [] without one."""
-  path = _absolute(directory)
-  path = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+  path = stored.place(directory)
   if not path.is_dir():
     return []
-  with _open(path) as manager:
+  with stored.open_folder(path) as manager:
     return sorted(manager.all_steps())
 
 
 def restore_state(directory: str, like: State, *, step: int | None = None) -> State:
   """Reads a state without opening the folder for writing; see `Checkpoints.restore`."""
-  path = _existing(directory)
-  with _open(path) as manager:
-    return _restore(manager, path, like, step=step)[0]
+  path = stored.existing(directory)
+  with stored.open_folder(path) as manager:
+    return stored.restore(manager, path, like, step=step)[0]
 
 
 def restore_params(
@@ -278,24 +274,24 @@ def restore_params(
   if which not in _WHICH:
     raise UserError(f"which={which!r} must be one of {sorted(_WHICH)}.")
   item, wants_best = _WHICH[which]
-  path = _existing(directory)
-  with _open(path) as manager:
+  path = stored.existing(directory)
+  with stored.open_folder(path) as manager:
     if wants_best and step is None:
-      step = _best_step(manager)
+      step = stored.best_step(manager)
       if step is None:
         raise UserError(
           f"No checkpoint in {path} has a finite score to be the best by; use the latest instead."
         )
-    step = _find(manager, path, step)
-    layout = _read_layout(manager, path, step)
+    step = stored.find(manager, path, step)
+    layout = stored.read_layout(manager, path, step)
     if item not in layout:
       raise UserError(
         f"Checkpoint {step} in {path} has no average of the parameters (train.ema_decay was 0); "
         "use the raw weights."
       )
-    _compare(layout[item], abstract_params, item=item, step=step, directory=path, dtype=False)
-    wanted = {item: ocp.args.StandardRestore(_abstract(abstract_params))}
-    return _read(manager, path, step, wanted)[item]
+    stored.compare(layout[item], abstract_params, item=item, step=step, directory=path, dtype=False)
+    wanted = {item: ocp.args.StandardRestore(stored.abstract(abstract_params))}
+    return stored.read(manager, path, step, wanted)[item]
 
 
 def saved_config(directory: str, *, step: int | None = None) -> dict[str, Any]:
@@ -308,179 +304,17 @@ def saved_config(directory: str, *, step: int | None = None) -> dict[str, Any]:
   Raises:
     UserError: There is no such checkpoint, or it is damaged.
   """
-  path = _existing(directory)
-  with _open(path) as manager:
-    step = _find(manager, path, step)
-    return _read(manager, path, step, {"config": ocp.args.JsonRestore()})["config"]
+  path = stored.existing(directory)
+  with stored.open_folder(path) as manager:
+    step = stored.find(manager, path, step)
+    return stored.read(manager, path, step, {"config": ocp.args.JsonRestore()})["config"]
 
 
 def saved_step(directory: str, *, step: int | None = None) -> int:
   """Tells which checkpoint `step` is: the latest for None. Arguments and errors: `saved_config`."""
-  path = _existing(directory)
-  with _open(path) as manager:
-    return _find(manager, path, step)
-
-
-def _absolute(directory: str) -> epath.Path:
-  path = epath.Path(directory)
-  return path if "://" in str(directory) else path.expanduser().resolve()
-
-
-def _restore(
-  manager: ocp.CheckpointManager, directory: epath.Path, like: State, *, step: int | None
-) -> tuple[State, dict[str, Any]]:
-  step = _find(manager, directory, step)
-  items = {"params": like.params, "opt": _opt(like)}
-  if like.ema is not None:
-    items["ema"] = like.ema
-  layout = _read_layout(manager, directory, step)
-  if ("ema" in layout) != (like.ema is not None):
-    has, wants = ("an", "none") if "ema" in layout else ("no", "one")
-    raise UserError(
-      f"Checkpoint {step} in {directory} has {has} average of the parameters and the run "
-      f"wants {wants}; restore train.ema_decay, or start in another --workdir."
-    )
-  for name, tree in items.items():
-    _compare(layout[name], tree, item=name, step=step, directory=directory, dtype=True)
-  wanted: dict[str, Any] = {k: ocp.args.StandardRestore(_abstract(v)) for k, v in items.items()}
-  wanted["data"] = ocp.args.JsonRestore()
-  got = _read(manager, directory, step, wanted)
-  state = State(
-    step=got["opt"]["step"],
-    params=got["params"],
-    ema=got["ema"] if like.ema is not None else None,
-    opt_state=got["opt"]["opt_state"],
-    key=got["opt"]["key"],
-  )
-  return state, got["data"]
-
-
-def _existing(directory: str) -> epath.Path:
-  """Finds the folder of checkpoints, given itself or its workdir."""
-  path = _absolute(directory)
-  path = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-  if not path.is_dir():
-    raise UserError(f"{path} does not exist; give a workdir that holds checkpoints.")
-  return path
-
-
-def _open(
-  path: epath.Path, *, keep_latest: int | None = None, keep_best: bool = False
-) -> ocp.CheckpointManager:
-  """Opens a folder: to write, or where `keep_latest` is None to read, changing nothing."""
-  if keep_latest is None:
-    options = ocp.CheckpointManagerOptions(create=False, best_fn=_rank)
-    return ocp.CheckpointManager(path, options=options)
-  keep: list[Any] = [policies.LatestN(keep_latest)]
-  if keep_best:
-    keep.append(policies.BestN(get_metric_fn=_rank, reverse=True, n=1))
-  options = ocp.CheckpointManagerOptions(
-    preservation_policy=policies.AnyPreservationPolicy(keep),
-    best_fn=_rank,  # Metrics are dropped in silence unless it is set.
-    best_mode="min",
-    cleanup_tmp_directories=True,
-  )
-  return ocp.CheckpointManager(path, options=options)
-
-
-def _rank(metrics: Any) -> float:
-  """Orders checkpoints: the lowest is best, and one without a score comes last."""
-  score = (metrics or {}).get("score")
-  return math.inf if score is None else score
-
-
-def _best_step(manager: ocp.CheckpointManager) -> int | None:
-  ranked = [(_rank(manager.metrics(step)), -step) for step in manager.all_steps()]
-  ranked = [entry for entry in ranked if math.isfinite(entry[0])]
-  return -min(ranked)[1] if ranked else None
-
-
-def _find(manager: ocp.CheckpointManager, path: epath.Path, step: int | None) -> int:
-  steps = sorted(manager.all_steps())
-  if not steps:
-    raise UserError(f"{path} holds no complete checkpoint; train first, or give another workdir.")
-  if step is None:
-    return steps[-1]
-  if step not in steps:
-    raise UserError(f"{path} has no checkpoint of step {step}; it has {steps}.")
-  return step
-
-
-def _damaged(manager: ocp.CheckpointManager, path: epath.Path, step: int, why: str) -> UserError:
-  """Names the checkpoint that cannot be read and the one to go back to."""
-  earlier = [s for s in manager.all_steps() if s < step and (path / str(s) / "layout").is_dir()]
-  if earlier:
-    advice = f"move {path / str(step)} away to go on from step {max(earlier)}"
-  else:
-    advice = "there is no earlier one, so start again in another --workdir"
-  why = " ".join(why.split())[:200]
-  return UserError(f"Checkpoint {step} in {path} is damaged or not ours ({why}); {advice}.")
-
-
-def _read(
-  manager: ocp.CheckpointManager, path: epath.Path, step: int, wanted: Mapping[str, Any]
-) -> dict[str, Any]:
-  try:
-    return dict(manager.restore(step, args=ocp.args.Composite(**wanted)).items())
-  except Exception as error:  # Each storage layer has its own errors.
-    raise _damaged(manager, path, step, f"{type(error).__name__}: {error}") from error
-
-
-def _read_layout(
-  manager: ocp.CheckpointManager, path: epath.Path, step: int
-) -> dict[str, dict[str, Any]]:
-  layout = _read(manager, path, step, {"layout": ocp.args.JsonRestore()})["layout"]
-  if not isinstance(layout, dict) or not {"params", "opt"} <= layout.keys() <= set(_ITEMS):
-    raise _damaged(manager, path, step, "its layout is not a list of leaves")
-  return layout
-
-
-def _opt(state: State) -> dict[str, Any]:
-  return {"opt_state": state.opt_state, "step": state.step, "key": state.key}
-
-
-def _abstract(tree: Any) -> Any:
-  """Says of each leaf what to read and where to put it."""
-
-  def leaf(x: Any) -> jax.ShapeDtypeStruct:
-    where = getattr(x, "sharding", None)
-    where = jax.sharding.SingleDeviceSharding(jax.devices()[0]) if where is None else where
-    return jax.ShapeDtypeStruct(np.shape(x), x.dtype, sharding=where)
-
-  return jax.tree.map(leaf, tree)
-
-
-def _layout(tree: Any) -> dict[str, list[Any]]:
-  """Lists the leaves of a tree: path -> [shape, dtype]."""
-  leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-  return {jax.tree_util.keystr(p): [list(np.shape(x)), str(x.dtype)] for p, x in leaves}
-
-
-def _compare(
-  saved: Mapping[str, Any],
-  tree: Any,
-  *,
-  item: str,
-  step: int,
-  directory: epath.Path,
-  dtype: bool,
-) -> None:
-  """Raises a `UserError` that names the first leaf that differs."""
-  wanted = _layout(tree)
-  advice = "It belongs to another model or optimiser: restore the config it was made with."
-  for name in [*wanted, *(key for key in saved if key not in wanted)]:
-    ours, theirs = wanted.get(name), saved.get(name)
-    if not dtype:
-      ours, theirs = ours and ours[:1], theirs and theirs[:1]
-    if ours != theirs:
-      raise UserError(
-        f"Checkpoint {step} in {directory} has {_show(theirs)} at {item}{name}, "
-        f"and the config asks for {_show(ours)}. {advice}"
-      )
-
-
-def _show(leaf: list[Any] | None) -> str:
-  return "nothing" if leaf is None else " ".join(str(part) for part in leaf)
+  path = stored.existing(directory)
+  with stored.open_folder(path) as manager:
+    return stored.find(manager, path, step)
 
 
 def _is_full(error: BaseException | None) -> bool:

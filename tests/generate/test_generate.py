@@ -154,7 +154,6 @@ def test_the_end_of_text_shows_what_was_held_back():
   ("changes", "message"),
   [
     ({"max_new_tokens": 0}, r"generate.max_new_tokens=0 must be at least 1"),
-    ({"decoding": Decoding(num_loops=0)}, r"generate.num_loops=0 must be at least 1"),
     ({"stop": ("",)}, r"generate.stop holds an empty string"),
   ],
 )

@@ -199,6 +199,11 @@ def test_policies_share_slots_and_are_not_the_full_one(tiny_config):
     (lambda: Halting(name="exit_gate", threshold=1.5), r"=1.5 is a probability"),
     (lambda: Halting(name="argmax_stable", patience=1), r"halting_patience=1 must be at least 2"),
     (lambda: Halting(name="entropy", threshold=1.0, min_loops=0), r"min_loops=0 must be"),
+    (lambda: Decoding(num_loops=0), r"generate.num_loops=0 must be at least 1"),
+    (
+      lambda: Decoding(num_loops=2, halting=Halting(min_loops=3)),
+      r"halting_min_loops=3 must be at most the 2 loops",
+    ),
   ],
 )
 def test_a_wrong_setting_is_named(make, message):

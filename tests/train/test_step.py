@@ -19,15 +19,9 @@ def experiment(tiny_config):
 
 
 def make_step(experiment, micro_batches=1):
-  return step.make_train_step(
-    model=experiment.model,
-    objective=experiment.objective,
-    tx=experiment.tx,
-    schedule=experiment.schedule,
-    total_steps=experiment.total_steps,
-    micro_batches=micro_batches,
-    ema_decay=experiment.config["train"]["ema_decay"],
-  )
+  train = experiment.config["train"] | {"micro_batches": micro_batches}
+  config = {**experiment.config, "train": train}
+  return dataclasses.replace(experiment, config=config).train_step()
 
 
 def run(experiment, compiled, *, split, state=None):

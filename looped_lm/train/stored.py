@@ -1,0 +1,194 @@
+"""What lies in a folder of checkpoints: finding, comparing and reading it.
+
+Every leaf is compared with the layout that was saved, so that a mismatch is named before any array
+is read.
+"""
+
+from collections.abc import Mapping
+import math
+from typing import Any
+
+from etils import epath
+import jax
+import numpy as np
+from orbax import checkpoint as ocp
+from orbax.checkpoint import checkpoint_managers as policies
+
+from looped_lm.errors import UserError
+from looped_lm.types import State
+
+_ITEMS = ("params", "ema", "opt")
+
+
+def absolute(directory: str) -> epath.Path:
+  """The path without `~` and dots; a bucket's as it is."""
+  path = epath.Path(directory)
+  return path if "://" in str(directory) else path.expanduser().resolve()
+
+
+def restore(
+  manager: ocp.CheckpointManager, directory: epath.Path, like: State, *, step: int | None
+) -> tuple[State, dict[str, Any]]:
+  """Reads a state and its `data`; see `checkpoint.Checkpoints.restore`."""
+  step = find(manager, directory, step)
+  items = {"params": like.params, "opt": optimiser_part(like)}
+  if like.ema is not None:
+    items["ema"] = like.ema
+  layout = read_layout(manager, directory, step)
+  if ("ema" in layout) != (like.ema is not None):
+    has, wants = ("an", "none") if "ema" in layout else ("no", "one")
+    raise UserError(
+      f"Checkpoint {step} in {directory} has {has} average of the parameters and the run "
+      f"wants {wants}; restore train.ema_decay, or start in another --workdir."
+    )
+  for name, tree in items.items():
+    compare(layout[name], tree, item=name, step=step, directory=directory, dtype=True)
+  wanted: dict[str, Any] = {k: ocp.args.StandardRestore(abstract(v)) for k, v in items.items()}
+  wanted["data"] = ocp.args.JsonRestore()
+  got = read(manager, directory, step, wanted)
+  state = State(
+    step=got["opt"]["step"],
+    params=got["params"],
+    ema=got["ema"] if like.ema is not None else None,
+    opt_state=got["opt"]["opt_state"],
+    key=got["opt"]["key"],
+  )
+  return state, got["data"]
+
+
+def place(directory: str) -> epath.Path:
+  """Finds the folder of checkpoints, given itself or its workdir."""
+  path = absolute(directory)
+  return path / "checkpoints" if (path / "checkpoints").is_dir() else path
+
+
+def existing(directory: str) -> epath.Path:
+  """The same, which must be there."""
+  path = place(directory)
+  if not path.is_dir():
+    raise UserError(f"{path} does not exist; give a workdir that holds checkpoints.")
+  return path
+
+
+def open_folder(
+  path: epath.Path, *, keep_latest: int | None = None, keep_best: bool = False
+) -> ocp.CheckpointManager:
+  """Opens a folder: to write, or where `keep_latest` is None to read, changing nothing."""
+  if keep_latest is None:
+    options = ocp.CheckpointManagerOptions(create=False, best_fn=_rank)
+    return ocp.CheckpointManager(path, options=options)
+  keep: list[Any] = [policies.LatestN(keep_latest)]
+  if keep_best:
+    keep.append(policies.BestN(get_metric_fn=_rank, reverse=True, n=1))
+  options = ocp.CheckpointManagerOptions(
+    preservation_policy=policies.AnyPreservationPolicy(keep),
+    best_fn=_rank,  # Metrics are dropped in silence unless it is set.
+    best_mode="min",
+    cleanup_tmp_directories=True,
+  )
+  return ocp.CheckpointManager(path, options=options)
+
+
+def _rank(metrics: Any) -> float:
+  """Orders checkpoints: the lowest is best, and one without a score comes last."""
+  score = (metrics or {}).get("score")
+  return math.inf if score is None else score
+
+
+def best_step(manager: ocp.CheckpointManager) -> int | None:
+  """Gives the step with the best finite score, the newer of equals; None without one."""
+  ranked = [(_rank(manager.metrics(step)), -step) for step in manager.all_steps()]
+  ranked = [entry for entry in ranked if math.isfinite(entry[0])]
+  return -min(ranked)[1] if ranked else None
+
+
+def find(manager: ocp.CheckpointManager, path: epath.Path, step: int | None) -> int:
+  """Gives the step, or the latest for None; raises a `UserError` where it is not there."""
+  steps = sorted(manager.all_steps())
+  if not steps:
+    raise UserError(f"{path} holds no complete checkpoint; train first, or give another workdir.")
+  if step is None:
+    return steps[-1]
+  if step not in steps:
+    raise UserError(f"{path} has no checkpoint of step {step}; it has {steps}.")
+  return step
+
+
+def _damaged(manager: ocp.CheckpointManager, path: epath.Path, step: int, why: str) -> UserError:
+  """Names the checkpoint that cannot be read and the one to go back to."""
+  earlier = [s for s in manager.all_steps() if s < step and (path / str(s) / "layout").is_dir()]
+  if earlier:
+    advice = f"move {path / str(step)} away to go on from step {max(earlier)}"
+  else:
+    advice = "there is no earlier one, so start again in another --workdir"
+  why = " ".join(why.split())[:200]
+  return UserError(f"Checkpoint {step} in {path} is damaged or not ours ({why}); {advice}.")
+
+
+def read(
+  manager: ocp.CheckpointManager, path: epath.Path, step: int, wanted: Mapping[str, Any]
+) -> dict[str, Any]:
+  """Reads items; whatever goes wrong is told as damage, with the step to go back to."""
+  try:
+    return dict(manager.restore(step, args=ocp.args.Composite(**wanted)).items())
+  except Exception as error:  # Each storage layer has its own errors.
+    raise _damaged(manager, path, step, f"{type(error).__name__}: {error}") from error
+
+
+def read_layout(
+  manager: ocp.CheckpointManager, path: epath.Path, step: int
+) -> dict[str, dict[str, Any]]:
+  """Reads the shape of every leaf: item -> path -> [shape, dtype]."""
+  layout = read(manager, path, step, {"layout": ocp.args.JsonRestore()})["layout"]
+  if not isinstance(layout, dict) or not {"params", "opt"} <= layout.keys() <= set(_ITEMS):
+    raise _damaged(manager, path, step, "its layout is not a list of leaves")
+  return layout
+
+
+def optimiser_part(state: State) -> dict[str, Any]:
+  """What the item `opt` holds."""
+  return {"opt_state": state.opt_state, "step": state.step, "key": state.key}
+
+
+def abstract(tree: Any) -> Any:
+  """Says of each leaf what to read and where to put it."""
+
+  def leaf(x: Any) -> jax.ShapeDtypeStruct:
+    where = getattr(x, "sharding", None)
+    where = jax.sharding.SingleDeviceSharding(jax.devices()[0]) if where is None else where
+    return jax.ShapeDtypeStruct(np.shape(x), x.dtype, sharding=where)
+
+  return jax.tree.map(leaf, tree)
+
+
+def layout(tree: Any) -> dict[str, list[Any]]:
+  """Lists the leaves of a tree: path -> [shape, dtype]."""
+  leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+  return {jax.tree_util.keystr(p): [list(np.shape(x)), str(x.dtype)] for p, x in leaves}
+
+
+def compare(
+  saved: Mapping[str, Any],
+  tree: Any,
+  *,
+  item: str,
+  step: int,
+  directory: epath.Path,
+  dtype: bool,
+) -> None:
+  """Raises a `UserError` that names the first leaf that differs."""
+  wanted = layout(tree)
+  advice = "It belongs to another model or optimiser: restore the config it was made with."
+  for name in [*wanted, *(key for key in saved if key not in wanted)]:
+    ours, theirs = wanted.get(name), saved.get(name)
+    if not dtype:
+      ours, theirs = ours and ours[:1], theirs and theirs[:1]
+    if ours != theirs:
+      raise UserError(
+        f"Checkpoint {step} in {directory} has {_show(theirs)} at {item}{name}, "
+        f"and the config asks for {_show(ours)}. {advice}"
+      )
+
+
+def _show(leaf: list[Any] | None) -> str:
+  return "nothing" if leaf is None else " ".join(str(part) for part in leaf)

@@ -107,7 +107,7 @@ $(HF_VENV)/.setup: pyproject.toml
 	@touch $@
 
 test-hf: $(HF_VENV)/.setup ## Exported folders read by transformers, with PyTorch.
-	$(HF_VENV)/bin/python -m pytest -q -m hf tests/export
+	$(HF_VENV)/bin/python -m pytest -q -m hf tests/export tests/benchmarks
 
 clean: ## Removes the environments and the tools' caches; leaves runs alone.
 	rm -rf $(VENV) $(COLAB_VENV) $(HF_VENV) *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -24,6 +24,9 @@ _MODE = flags.DEFINE_enum("mode", "train", sorted([*jobs.MODES, "compare"]), "Wh
 _AGAINST = flags.DEFINE_string("against", "", "The run that --mode=compare compares with.")
 _FORMAT = flags.DEFINE_enum("format", "huggingface", ["huggingface"], "Of --mode=export.")
 _OUTPUT = flags.DEFINE_string("output", "", "Folder of --mode=export; by default WORKDIR/export.")
+_MILESTONES = flags.DEFINE_bool(
+  "milestones", False, "Whether --mode=export writes train.save_at_words, each as a folder."
+)
 _STEP = flags.DEFINE_integer(
   "step",
   0,
@@ -70,6 +73,8 @@ def run(arguments: Sequence[str]) -> int:
     return 0
   if config is None:
     raise UserError("--config is missing; give a file such as configs/quickstart.py.")
+  if _MILESTONES.value and _MODE.value != "export":
+    raise UserError(f"--milestones is for --mode=export, not --mode={_MODE.value}.")
   if _PROMPT.value:
     if _MODE.value != "generate":
       raise UserError(f"--prompt is for --mode=generate, not --mode={_MODE.value}.")
@@ -89,7 +94,12 @@ def run(arguments: Sequence[str]) -> int:
       workdir=_WORKDIR.value,
       overrides=overrides,
       allow_config_change=_ALLOW_CONFIG_CHANGE.value,
-      export=jobs.Export(output=_OUTPUT.value, step=_STEP.value, license=_LICENSE.value),
+      export=jobs.Export(
+        output=_OUTPUT.value,
+        step=_STEP.value,
+        license=_LICENSE.value,
+        milestones=_MILESTONES.value,
+      ),
       replay_step=_STEP.value,
     )
 

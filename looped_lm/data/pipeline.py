@@ -103,6 +103,26 @@ class Pipeline:
     """Passes over the rows that the first `step` steps make."""
     return step * self.batch_size / self.rows.num_rows
 
+  def step_reaching(self, words: int) -> int:
+    """The first step after which at least so many words were shown.
+
+    Raises:
+      UserError: The corpus has no words.
+    """
+    samples = self._words.samples_within(words - 1, self._order) + 1
+    return math.ceil(samples / self.batch_size)
+
+  def steps_every(self, words: int, *, after: int) -> Iterator[int]:
+    """The later steps that pass a multiple of so many words, each once; none for 0.
+
+    Raises:
+      UserError: The corpus has no words.
+    """
+    step = after
+    while words:
+      step = self.step_reaching((self.words_seen(step) // words + 1) * words)
+      yield step
+
   def steps_for(
     self, *, words: int | None = None, tokens: int | None = None, epochs: float | None = None
   ) -> int:

@@ -67,7 +67,7 @@ def text(facts: Facts, settings: Mapping[str, Any], tensors: Mapping[str, np.nda
       "A looped language model: its core layers are applied several times with the same weights.\n",
       _table(("", ""), rows),
       _use(facts.name, settings),
-      _scores(facts.figures),
+      _scores(facts),
       "## Configuration\n",
       "The configuration of the training run.\n",
       "```json",
@@ -117,11 +117,11 @@ print(tokenizer.decode(model.generate(**inputs, max_new_tokens=20)[0]))
 """.replace("{bos}", "<s>")
 
 
-def _scores(figures: Mapping[str, float]) -> str:
-  if not figures:
+def _scores(facts: Facts) -> str:
+  if not facts.figures:
     return ""
-  rows = [(name, f"{value:.4f}") for name, value in figures.items()]
-  return "## Results\n\n" + _table(("measured at the end of the run", ""), rows) + "\n"
+  rows = [(name, f"{value:.4f}") for name, value in facts.figures.items()]
+  return "## Results\n\n" + _table((f"measured at step {facts.step:,}", ""), rows) + "\n"
 
 
 def _table(head: tuple[str, str], rows: list[tuple[str, str]]) -> str:

@@ -17,7 +17,7 @@ from looped_lm.errors import UserError
 from looped_lm.evals import suite
 from looped_lm.models import looped
 from looped_lm.optim import schedules
-from looped_lm.train import parallel, step
+from looped_lm.train import milestones, parallel, step
 from looped_lm.train.parallel import hosts
 from looped_lm.types import Model, Params, State, Subject, Vocabulary
 
@@ -152,9 +152,10 @@ def check(config: Config) -> None:
     raise UserError(f"train.ema_decay={train['ema_decay']} must lie in [0, 1); 0 switches it off.")
   if train["log_every_steps"] < 1:
     raise UserError(f"train.log_every_steps={train['log_every_steps']} must be at least 1.")
-  for name in ("eval_every_steps", "save_every_steps", "watchdog_seconds"):
+  for name in ("eval_every_steps", "eval_every_words", "save_every_steps", "watchdog_seconds"):
     if train[name] < 0:
       raise UserError(f"train.{name}={train[name]} must be at least 0; 0 switches it off.")
+  milestones.check(train["save_at_words"])
   if evals["weights"] not in ("raw", "ema"):
     raise UserError(f"evals.weights={evals['weights']!r} is none of ['raw', 'ema'].")
   if evals["weights"] == "ema" and train["ema_decay"] == 0:

@@ -1,14 +1,15 @@
-"""A run as a folder for other programs."""
+"""A run as a folder for other programs, or as one for each of its milestones."""
 
 import dataclasses
 from typing import Any
 
 from etils import epath
 
+from looped_lm.errors import UserError
 from looped_lm.export import huggingface, model_card
 from looped_lm.jobs.evaluation import logged_figures
-from looped_lm.jobs.experiment import Config, build, stored_weights
-from looped_lm.train import checkpoint, run_record
+from looped_lm.jobs.experiment import Config, Experiment, build, stored_weights
+from looped_lm.train import checkpoint, milestones, run_record
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -16,28 +17,49 @@ class Export:
   """How to export.
 
   Attributes:
-    output: The folder to write; "" is `export` in the workdir.
+    output: The folder to write; "" is `export` in the workdir, `export_milestones` for those.
     step: Which checkpoint; 0 is the latest.
     license: Of the weights, for the model card, as Hugging Face writes it.
+    milestones: Exports each milestone instead, to a folder of its name in `output`.
   """
 
   output: str = ""
   step: int = 0
   license: str = ""
+  milestones: bool = False
 
 
 def export_run(config: Config, *, workdir: str, export: Export, **_: Any) -> None:
-  """Writes a checkpoint as a Hugging Face folder."""
-  output = export.output or str(epath.Path(workdir) / "export")
-  huggingface.check_folder(output)
+  """Writes a checkpoint as a Hugging Face folder, or every milestone."""
+  run = epath.Path(workdir)
+  if export.milestones:
+    if export.step:
+      raise UserError(f"--milestones exports them all; leave --step={export.step} out.")
+    output = epath.Path(export.output or run / "export_milestones")
+    if (output / "config.json").exists():
+      raise UserError(f"{output} is itself an export, or a run; give another --output.")
+    folders = milestones.saved(workdir)
+    jobs = [(str(output / name), folder, f"{run.name}-{name}") for name, folder in folders.items()]
+  else:
+    output = export.output or str(run / "export")
+    jobs = [(output, workdir, epath.Path(output).name if export.output else run.name)]
+  for output, _, _ in jobs:
+    huggingface.check_folder(output)
   run_record.check_same(workdir, config, allow_change=True)
   experiment = build(config)
-  which = stored_weights(config)
-  number = checkpoint.saved_step(workdir, step=export.step or None)
+  for output, source, name in jobs:
+    _write(experiment, output, source=source, name=name, workdir=workdir, export=export)
+
+
+def _write(
+  experiment: Experiment, output: str, *, source: str, name: str, workdir: str, export: Export
+) -> None:
+  """Writes a checkpoint of the folder `source`."""
+  config, pipeline = experiment.config, experiment.pipeline
+  number = checkpoint.saved_step(source, step=export.step or None)
   params = checkpoint.restore_params(
-    workdir, experiment.abstract_state().params, which=which, step=number
+    source, experiment.abstract_state().params, which=stored_weights(config), step=number
   )
-  pipeline = experiment.pipeline
   folder = huggingface.export(
     output,
     params,
@@ -46,7 +68,7 @@ def export_run(config: Config, *, workdir: str, export: Export, **_: Any) -> Non
     causal=experiment.objective.modes == ("clm",),
     seq_len=config["data"]["seq_len"],
     facts=model_card.Facts(
-      name=epath.Path(output).name if export.output else epath.Path(workdir).name,
+      name=name,
       license=export.license,
       weights=config["evals"]["weights"],
       step=number,

@@ -14,6 +14,7 @@ from looped_lm.train import (
   interrupt,
   loop,
   metrics,
+  milestones,
   run_record,
   views,
   watchdog,
@@ -46,6 +47,13 @@ def train(
   experiment = build(config)
   settings, strategy = config["train"], experiment.strategy
   evaluators = experiment.evaluators(workdir)
+  kept = milestones.Milestones(
+    workdir,
+    settings["save_at_words"],
+    pipeline=experiment.pipeline,
+    total_steps=experiment.total_steps,
+    config=config,
+  )
   with checkpoint.Checkpoints(
     str(epath.Path(workdir) / "checkpoints"),
     keep_latest=settings["keep_latest"],
@@ -61,6 +69,8 @@ def train(
       state = strategy.from_saved(state)
       say(f"Resuming {workdir} at step {int(state.step)}.")
     first = int(state.step)
+    if missed := kept.missed(first):
+      say(f"These milestones lie before step {first} and cannot be written any more: {missed}.")
     say(describe(experiment.model, config, experiment.prepared))
     if hosts.is_first():
       run_record.write(workdir, config, overrides=overrides, changes=changes, step=first)
@@ -84,6 +94,7 @@ def train(
           weights(state, config), final=int(state.step) == experiment.total_steps
         ),
         checkpoints=checkpoints,
+        milestones=kept,
         metrics=log,
         interrupts=interrupts,
         watchdog=dog,
@@ -91,6 +102,7 @@ def train(
         total_steps=experiment.total_steps,
         log_every_steps=settings["log_every_steps"],
         eval_every_steps=settings["eval_every_steps"],
+        eval_every_words=settings["eval_every_words"],
         save_every_steps=settings["save_every_steps"],
       )
   if interrupts.stops:

@@ -108,7 +108,12 @@ class Checkpoints:
       logging.warning("The checkpoint being written was lost: %s", error)
 
   def save(
-    self, state: State, *, data: Mapping[str, Any], metrics: Mapping[str, float] | None = None
+    self,
+    state: State,
+    *,
+    data: Mapping[str, Any],
+    metrics: Mapping[str, float] | None = None,
+    weights_alone: bool = False,
   ) -> bool:
     """Starts writing a checkpoint and returns while it is written.
 
@@ -118,6 +123,7 @@ class Checkpoints:
       state: What to save; its `step` names the checkpoint.
       data: The position in the data, JSON: `{"next_step": n}`.
       metrics: Figures of this step; `best_metric` among them makes it a candidate for the best.
+      weights_alone: Leaves out what only a run that goes on needs.
 
     Returns:
       False where this step is there already, and nothing was done.
@@ -128,7 +134,9 @@ class Checkpoints:
     step = int(state.step)
     if step in self._steps:
       return False
-    items = {"params": state.params, "opt": stored.optimiser_part(state)}
+    items: dict[str, Any] = {"params": state.params}
+    if not weights_alone:
+      items["opt"] = stored.optimiser_part(state)
     if state.ema is not None:
       items["ema"] = state.ema
     layout = {name: stored.layout(tree) for name, tree in items.items()}

@@ -9,6 +9,7 @@ from looped_lm.train import window as windows
 from looped_lm.train.checkpoint import Checkpoints
 from looped_lm.train.interrupt import Interrupted, Interrupts
 from looped_lm.train.metrics import Metrics
+from looped_lm.train.milestones import Milestones
 from looped_lm.train.watchdog import Watchdog
 from looped_lm.types import State
 
@@ -21,6 +22,7 @@ def train(
   pipeline: Pipeline,
   evaluate: Callable[[State], Iterable[tuple[str, float]]],
   checkpoints: Checkpoints,
+  milestones: Milestones,
   metrics: Metrics,
   interrupts: Interrupts,
   watchdog: Watchdog,
@@ -28,27 +30,31 @@ def train(
   total_steps: int,
   log_every_steps: int,
   eval_every_steps: int,
+  eval_every_words: int,
   save_every_steps: int,
 ) -> State:
   """Trains from the state's step to the last one, or until `interrupts` say to stop.
 
-  Within a step's end the order is: log, evaluate, save. Whatever was logged for a step is on disk
-  before the step's checkpoint, so that a run resumed there continues the same log.
+  Within a step's end the order is: log, evaluate, milestones, save. Whatever was logged for a step
+  is on disk before the step's checkpoint, so that a run resumed there continues the same log; so is
+  its milestone, which no resumed run would write again.
 
   Args:
     state: Where to go on, placed by the strategy.
     train_step: The pure step.
     strategy: Runs it on devices.
     pipeline: Gives the batch of any step.
-    evaluate: state -> figures; called every `eval_every_steps` and at the end.
+    evaluate: state -> figures; called when either schedule says so, and at the end.
     checkpoints: Where states are kept; the final one always is, and that of an interruption.
+    milestones: Which weights to keep for good, and where.
     metrics: Where figures go.
     interrupts: Asked after every step whether to stop there.
     watchdog: Told of everything that begins.
     resumed: What the checkpoint that the run goes on from kept as `data`; {} of a new run.
     total_steps: Where to stop.
     log_every_steps: Steps per line of the log; a line's losses are means over them.
-    eval_every_steps: Steps between evaluations; 0 evaluates at the end only.
+    eval_every_steps: Steps between evaluations; 0 leaves them to words and the end.
+    eval_every_words: Evaluates at each step that passes a multiple of it; 0 never does.
     save_every_steps: Steps between checkpoints; 0 saves at the end only.
 
   Raises:
@@ -58,6 +64,8 @@ def train(
   compiled_step = strategy.compile_step(train_step)
   first = int(state.step)
   batches = pipeline.iterator(first)
+  eval_steps = pipeline.steps_every(eval_every_words, after=first)
+  next_eval = next(eval_steps, None)
   window = windows.unpack(resumed.get("window"))
   unchecked: list[windows.Window] = []
 
@@ -75,7 +83,10 @@ def train(
       watchdog.beat(f"step {step}")
       last = step == total_steps
       saves = last or _due(step, save_every_steps)
-      evaluates = last or _due(step, eval_every_steps)
+      evaluates = last or _due(step, eval_every_steps) or step == next_eval
+      if step == next_eval:
+        next_eval = next(eval_steps)
+      reached = milestones.due(step)
       state, figures = compiled_step(state, strategy.split(next(batches)))
       window = windows.add(window, figures, step)
       stops = interrupts.due(step)
@@ -92,7 +103,7 @@ def train(
         stop_if_not_finite(unchecked)
         unchecked, window = [window], None
 
-      if saves or evaluates or stops:
+      if saves or evaluates or stops or reached:
         stop_if_not_finite([*unchecked, *([window] if window else [])])
 
       owes_evaluation, evaluated = False, {}
@@ -108,9 +119,16 @@ def train(
           evaluated = metrics.write(step, evaluated)
         stops = interrupts.stops
 
+      if saves or stops or reached:
+        _check_replicas(strategy, state, step=step, latest_step=checkpoints.latest_step())
+
+      if reached:
+        watchdog.beat(f"the milestone of step {step}")
+        with metrics.paused():
+          milestones.save(strategy.to_saved(state), reached)
+
       if saves or stops:
         watchdog.beat(f"the checkpoint of step {step}")
-        _check_replicas(strategy, state, step=step, latest_step=checkpoints.latest_step())
         data: dict[str, Any] = {"next_step": step}
         if stops:
           # What the interval has summed up goes along: the resumed run logs the line it belongs to.

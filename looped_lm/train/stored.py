@@ -35,6 +35,11 @@ def restore(
   if like.ema is not None:
     items["ema"] = like.ema
   layout = read_layout(manager, directory, step)
+  if "opt" not in layout:
+    raise UserError(
+      f"Checkpoint {step} in {directory} holds weights alone: it can be exported, and no run can go "
+      "on from it."
+    )
   if ("ema" in layout) != (like.ema is not None):
     has, wants = ("an", "none") if "ema" in layout else ("no", "one")
     raise UserError(
@@ -140,7 +145,7 @@ def read_layout(
 ) -> dict[str, dict[str, Any]]:
   """Reads the shape of every leaf: item -> path -> [shape, dtype]."""
   layout = read(manager, path, step, {"layout": ocp.args.JsonRestore()})["layout"]
-  if not isinstance(layout, dict) or not {"params", "opt"} <= layout.keys() <= set(_ITEMS):
+  if not isinstance(layout, dict) or not {"params"} <= layout.keys() <= set(_ITEMS):
     raise _damaged(manager, path, step, "its layout is not a list of leaves")
   return layout
 

@@ -191,6 +191,10 @@ def _assign(tree, path, value):
     (set_("train.total_words", 5), "Exactly one of train's budgets"),
     (set_("train.ema_decay", 1.0), r"train.ema_decay=1.0 must lie in \[0, 1\)"),
     (set_("train.log_every_steps", 0), "log_every_steps=0 must be at least 1"),
+    (set_("train.eval_every_words", -1), "train.eval_every_words=-1 must be at least 0"),
+    (set_("train.save_at_words", (0, 5)), r"save_at_words=\(0, 5\) must be whole .* rising order"),
+    (set_("train.save_at_words", (7, 7)), r"save_at_words=\(7, 7\) must be whole .* rising order"),
+    (set_("train.save_at_words", (1.5,)), r"save_at_words=\(1.5,\) must be whole numbers of words"),
     (set_("evals.names", ("held_uot",)), "Did you mean 'held_out'"),
     (set_("evals.final_names", ("held_out",)), "'held_out' 2 times"),
     (set_("evals.held_out", {"mods": ("clm",)}), "Did you mean evals.held_out.modes"),
@@ -228,6 +232,18 @@ def test_bad_values_get_one_line_and_leave_nothing(tiny_config, tmp_path, change
   prepared = tmp_path / "prepared"
   left = list(prepared.iterdir()) if prepared.exists() else []
   assert all(path.name.endswith("-lock") for path in left), left
+
+
+def test_a_milestone_beyond_the_run_is_told_before_anything_compiles(
+  tiny_config, tmp_path, monkeypatch
+):
+  config = tiny_config()
+  config["train"]["save_at_words"] = (1500, 1_000_000)
+  monkeypatch.setattr(jobs.Experiment, "create_state", lambda _: pytest.fail("compiled"))
+  message = r"train.save_at_words has 1,000,000, and the run ends after 20 steps with 2,\d+ words"
+  with pytest.raises(UserError, match=message):
+    run("train", config, tmp_path / "run")
+  assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow

@@ -1,3 +1,4 @@
+import itertools
 import subprocess
 import sys
 
@@ -124,6 +125,25 @@ def test_exposure_is_what_the_batches_show(words, data):
     assert pipeline.tokens_seen(step) == step * pipeline.batch_size * 7
     assert pipeline.epochs_seen(step) == step * pipeline.batch_size / len(words)
     shown += sum(words[row] for row in rows_read(batch))
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(sum), st.data())
+def test_words_are_reached_at_the_first_step_that_has_shown_them(words, data):
+  pipeline = Pipeline(
+    rows_of(len(words), words=words),
+    batch_size=data.draw(st.integers(1, len(words))),
+    seed=data.draw(st.integers(0, 99)),
+  )
+  wanted = data.draw(st.integers(1, 4 * sum(words)))
+  step = pipeline.step_reaching(wanted)
+  assert pipeline.words_seen(step - 1) < wanted <= pipeline.words_seen(step)
+
+  after = data.draw(st.integers(0, 9))
+  seen = [pipeline.words_seen(step) // wanted for step in range(40)]
+  passing = [step for step in range(after + 1, 40) if seen[step] > seen[step - 1]]
+  steps = itertools.takewhile(lambda step: step < 40, pipeline.steps_every(wanted, after=after))
+  assert list(steps) == passing
+  assert not list(pipeline.steps_every(0, after=after))
 
 
 @given(WORDS, st.data())

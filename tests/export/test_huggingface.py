@@ -15,6 +15,8 @@ from looped_lm.errors import UserError
 from looped_lm.export import huggingface
 from looped_lm.init import torch_weights
 from looped_lm.models import looped, tensor_names
+from looped_lm.train import milestones
+from looped_lm.types import State
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.py"))
@@ -187,3 +189,55 @@ def test_a_run_is_exported_and_another_starts_from_it(tiny_config, tmp_path, cap
   assert "# first\n" in (tmp_path / "first" / "README.md").read_text()
   with pytest.raises(UserError, match=r"has no checkpoint of step 7; it has \[1, 2\]"):
     jobs.run("export", config, workdir=workdir, **flags, export=jobs.Export(step=7))
+
+
+def test_every_milestone_becomes_a_complete_folder_with_its_own_words(
+  tiny_config, tmp_path, capsys
+):
+  config = tiny_config()
+  config["train"]["save_at_words"] = (300, 1500)
+  flags = {"overrides": {}, "allow_config_change": False}
+  workdir, output = str(tmp_path / "run"), tmp_path / "run" / "export_milestones"
+  export = jobs.Export(milestones=True, license="mit")
+  with pytest.raises(UserError, match="has no milestones: train with train.save_at_words"):
+    jobs.run("export", config, workdir=workdir, **flags, export=export)
+  with pytest.raises(UserError, match=r"--milestones exports them all; leave --step=3 out"):
+    step = jobs.Export(milestones=True, step=3)
+    jobs.run("export", config, workdir=workdir, **flags, export=step)
+
+  experiment = jobs.build(config)
+  pipeline = experiment.pipeline
+  kept = milestones.Milestones(
+    workdir, (300, 1500), pipeline=pipeline, total_steps=20, config=config
+  )
+  reached = {step: due for step in range(1, 21) if (due := kept.due(step))}
+  abstract = experiment.abstract_state()
+  for number, (step, due) in enumerate(reached.items()):
+    weights = jax.tree.map(lambda x: np.full(x.shape, number, x.dtype), abstract.params)  # noqa: B023
+    kept.save(State(step=step, params=weights, ema=weights, opt_state={}, key=None), due)  # pyright: ignore
+  jobs.run("export", config, workdir=workdir, **flags, export=export)
+  assert len(capsys.readouterr().out.splitlines()) == 2
+  assert sorted(path.name for path in output.iterdir()) == ["chck_1500", "chck_300"]
+  for number, (step, (words,)) in enumerate(reached.items()):
+    folder = output / f"chck_{words}"
+    assert (folder / "modeling_looped_lm.py").exists()
+    assert (folder / "tokenizer.json").exists()
+    card = (folder / "README.md").read_text()
+    assert f"# run-chck_{words}\n" in card
+    assert f"| words read | {pipeline.words_seen(step):,} (each exposure counted) |" in card
+    assert words <= pipeline.words_seen(step)
+    assert f"| steps | {step} |" in card
+    tensors = tensor_files.read(folder / "model.safetensors")
+    assert all((tensor == number).all() for tensor in tensors.values())
+
+  # Nothing is written where one of the folders is taken, nor into another export.
+  other = tmp_path / "other"
+  (other / "chck_1500").mkdir(parents=True)
+  (other / "chck_1500" / "note.txt").write_text("mine")
+  taken = jobs.Export(milestones=True, output=str(other))
+  with pytest.raises(UserError, match="chck_1500 holds something that is no export"):
+    jobs.run("export", config, workdir=workdir, **flags, export=taken)
+  assert [path.name for path in other.iterdir()] == ["chck_1500"]
+  inside = jobs.Export(milestones=True, output=str(output / "chck_300"))
+  with pytest.raises(UserError, match="is itself an export, or a run; give another --output"):
+    jobs.run("export", config, workdir=workdir, **flags, export=inside)

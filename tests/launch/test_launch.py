@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+import shlex
 import subprocess
 import time
 
@@ -213,3 +214,80 @@ def test_a_local_run_asks_for_what_is_missing(missing):
   done = call(LOCAL, *given.values())
   assert done.returncode == 1
   assert f"{missing}=" in done.stderr
+
+
+PUSH = ROOT / "launch/push_checkpoints.sh"
+
+
+def exports(folder, *names):
+  for name in names:
+    (folder / name).mkdir(parents=True)
+    for file in ("config.json", "model.safetensors"):
+      (folder / name / file).touch()
+  return folder
+
+
+def pushed(folder, branch, more=""):
+  name = f"'{folder}'" if " " in str(folder) else folder
+  return (
+    f"hf upload me/loops {name} . --repo-type=model --revision={branch} "
+    f"--commit-message={branch}{more}\n"
+  )
+
+
+def test_every_milestone_becomes_a_branch_in_the_order_of_its_words(tmp_path):
+  folder = exports(tmp_path / "my run", "chck_10M", "chck_1500", "chck_2M", "final", "chck_2M.new")
+  job = ["--repo=me/loops", f"--folder={folder}", "--dry-run"]
+  shown = [(folder / name, name) for name in ("chck_1500", "chck_2M", "chck_10M")]
+  assert call(PUSH, *job).stdout == "".join(pushed(*each) for each in shown)
+  done = call(PUSH, *job, "--main", folder / "final", "--private")
+  shown = [(folder / "final", "main"), *shown]
+  assert done.stdout == "".join(pushed(*each, more=" --private") for each in shown)
+  assert done.returncode == 0
+
+
+def test_a_push_runs_what_its_dry_run_prints_and_no_token_is_in_it(tmp_path):
+  folder = exports(tmp_path / "it's", "chck_1M", "chck_2M")
+  hf = tmp_path / "bin/hf"
+  hf.parent.mkdir()
+  hf.write_text(f'#!/usr/bin/env bash\nprintf "%s\\n" hf "$@" >>{tmp_path / "words"}\n')
+  hf.chmod(0o755)
+  job = ["--repo", "me/loops", "--folder", folder]
+  path = f"{hf.parent}:{os.environ['PATH']}"
+  printed = call(PUSH, *job, "--dry-run", PATH=path, HF_TOKEN="hf_secret").stdout
+  assert not (tmp_path / "words").exists()
+  done = call(PUSH, *job, PATH=path, HF_TOKEN="hf_secret")
+  assert done.returncode == 0, done.stderr
+  assert (tmp_path / "words").read_text().splitlines() == shlex.split(printed)
+  assert "hf_secret" not in printed + done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+  ("words", "message"),
+  [
+    ([], "say where to: --repo=OWNER/NAME"),
+    (["--repo=loops", "--folder=x"], "--repo=loops is not of the form OWNER/NAME"),
+    (["--repo=me/loops"], "say what: --folder=DIR"),
+    (["--repo=me/loops", "--folder=empty"], "empty has no folder chck_*; write them with --mode="),
+    (["--repo=me/loops", "--folder=bad"], "bad/chck_2M is no exported model"),
+    (["--repo=me/loops", "--folder=good", "--main=empty"], "empty is no exported model"),
+    (["--token=hf_secret"], "a token is no argument; use `hf auth login` or the variable HF_TOKEN"),
+    (["--repo"], "--repo needs a value"),
+    (["--brnch=x"], "--brnch=x is no option"),
+  ],
+)
+def test_a_push_that_cannot_work_pushes_nothing(tmp_path, words, message):
+  exports(tmp_path / "good", "chck_1M")
+  exports(tmp_path / "bad", "chck_1M", "chck_2M")
+  (tmp_path / "bad/chck_2M/model.safetensors").unlink()
+  (tmp_path / "empty").mkdir()
+  words = [
+    f"{word.split('=')[0]}={tmp_path / word.split('=')[1]}" if word[:3] in ("--f", "--m") else word
+    for word in words
+  ]
+  done = call(PUSH, "--dry-run", *words)
+  assert done.returncode == 1
+  assert message in done.stderr
+  assert len(done.stderr.splitlines()) == 1
+  assert done.stdout == ""
+  assert "hf_secret" not in done.stderr

@@ -121,7 +121,7 @@ def get_config(arguments: str = "") -> config_dict.ConfigDict:
         "eval_every_words": 0,
         "save_every_steps": 500,
         "keep_latest": 2,
-        # Weights kept for good at the first step that has shown so many words, each exposure counted.
+        # Weights kept for good at the first step that has shown so many words.
         "save_at_words": (),
         # A step that takes longer is reported; 0 watches nothing.
         "watchdog_seconds": 0.0,

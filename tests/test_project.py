@@ -109,6 +109,8 @@ def test_one_version_everywhere():
   assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
 
 
-@pytest.mark.parametrize("script", [".ci/run", "launch/local.sh", "launch/push_checkpoints.sh", "launch/tpu_vm.sh"])
+@pytest.mark.parametrize(
+  "script", [".ci/run", "launch/local.sh", "launch/push_checkpoints.sh", "launch/tpu_vm.sh"]
+)
 def test_scripts_can_be_run(script):
   assert (ROOT / script).stat().st_mode & 0o111

@@ -1,7 +1,7 @@
 """Weights kept for good at chosen numbers of words read, as BabyLM asks for them.
 
-`WORKDIR/milestones/chck_1M` is a folder of checkpoints with one checkpoint, of weights alone; nothing
-removes it. A milestone is whole on disk before any later checkpoint is begun, so that a run which
+`WORKDIR/milestones/chck_1M` is a folder of checkpoints with one checkpoint, of weights alone;
+nothing removes it. A milestone is whole on disk before any later checkpoint is begun, so that a run which
 goes on from a checkpoint has all milestones up to there.
 """
 
@@ -16,7 +16,10 @@ from looped_lm.train import checkpoint
 from looped_lm.types import State
 
 # Those of the strict-small track: ten epochs over 10M words.
-BABYLM_WORDS = (*range(1_000_000, 10_000_000, 1_000_000), *range(10_000_000, 110_000_000, 10_000_000))
+BABYLM_WORDS = (
+  *range(1_000_000, 10_000_000, 1_000_000),
+  *range(10_000_000, 110_000_000, 10_000_000),
+)
 _FOLDER = "milestones"
 _PREFIX = "chck_"
 _MILLION = 1_000_000

@@ -37,8 +37,8 @@ def restore(
   layout = read_layout(manager, directory, step)
   if "opt" not in layout:
     raise UserError(
-      f"Checkpoint {step} in {directory} holds weights alone: it can be exported, and no run can go "
-      "on from it."
+      f"Checkpoint {step} in {directory} holds weights alone: it can be exported, and no run can "
+      "go on from it."
     )
   if ("ema" in layout) != (like.ema is not None):
     has, wants = ("an", "none") if "ema" in layout else ("no", "one")

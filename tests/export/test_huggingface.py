@@ -1,5 +1,6 @@
 """The folder that the export writes, as far as it can be told without PyTorch."""
 
+import functools
 import json
 import pathlib
 
@@ -191,6 +192,10 @@ def test_a_run_is_exported_and_another_starts_from_it(tiny_config, tmp_path, cap
     jobs.run("export", config, workdir=workdir, **flags, export=jobs.Export(step=7))
 
 
+def filled(number, leaf):
+  return np.full(leaf.shape, number, leaf.dtype)
+
+
 def test_every_milestone_becomes_a_complete_folder_with_its_own_words(
   tiny_config, tmp_path, capsys
 ):
@@ -199,10 +204,10 @@ def test_every_milestone_becomes_a_complete_folder_with_its_own_words(
   flags = {"overrides": {}, "allow_config_change": False}
   workdir, output = str(tmp_path / "run"), tmp_path / "run" / "export_milestones"
   export = jobs.Export(milestones=True, license="mit")
-  with pytest.raises(UserError, match="has no milestones: train with train.save_at_words"):
+  with pytest.raises(UserError, match=r"has no milestones: train with train.save_at_words"):
     jobs.run("export", config, workdir=workdir, **flags, export=export)
+  step = jobs.Export(milestones=True, step=3)
   with pytest.raises(UserError, match=r"--milestones exports them all; leave --step=3 out"):
-    step = jobs.Export(milestones=True, step=3)
     jobs.run("export", config, workdir=workdir, **flags, export=step)
 
   experiment = jobs.build(config)
@@ -213,7 +218,7 @@ def test_every_milestone_becomes_a_complete_folder_with_its_own_words(
   reached = {step: due for step in range(1, 21) if (due := kept.due(step))}
   abstract = experiment.abstract_state()
   for number, (step, due) in enumerate(reached.items()):
-    weights = jax.tree.map(lambda x: np.full(x.shape, number, x.dtype), abstract.params)  # noqa: B023
+    weights = jax.tree.map(functools.partial(filled, number), abstract.params)
     kept.save(State(step=step, params=weights, ema=weights, opt_state={}, key=None), due)  # pyright: ignore
   jobs.run("export", config, workdir=workdir, **flags, export=export)
   assert len(capsys.readouterr().out.splitlines()) == 2

@@ -50,9 +50,7 @@ def finish(process):
 def exported(workdir, config):
   flags = {"overrides": {}, "allow_config_change": True}
   with contextlib.redirect_stdout(io.StringIO()):
-    jobs.run(
-      "export", config, workdir=str(workdir), **flags, export=jobs.Export(milestones=True)
-    )
+    jobs.run("export", config, workdir=str(workdir), **flags, export=jobs.Export(milestones=True))
   return workdir / "export_milestones"
 
 

@@ -247,7 +247,7 @@ def test_what_a_kill_left_half_written_is_written_again(undisturbed, pipeline, t
   (folder / "8.orbax-checkpoint-tmp-0" / "params").mkdir(parents=True)
   (tmp_path / "milestones" / "chck_48").mkdir()
   (tmp_path / "milestones" / "notes").mkdir()
-  with pytest.raises(UserError, match="has no milestones: train with train.save_at_words"):
+  with pytest.raises(UserError, match=r"has no milestones: train with train.save_at_words"):
     milestones.saved(str(tmp_path))
   train(tmp_path, pipeline)
   assert kept_weights(tmp_path) == undisturbed
@@ -257,7 +257,9 @@ def test_what_a_kill_left_half_written_is_written_again(undisturbed, pipeline, t
 def test_a_milestone_of_another_step_is_not_taken_for_ours(pipeline, tmp_path):
   train(tmp_path, pipeline)
   os.rename(tmp_path / "milestones" / "chck_30", tmp_path / "milestones" / "chck_20")
-  with pytest.raises(UserError, match=r"chck_20 holds step 8, and this run reaches 20 words at .* 5"):
+  with pytest.raises(
+    UserError, match=r"chck_20 holds step 8, and this run reaches 20 words at .* 5"
+  ):
     train(tmp_path, pipeline, words=(20,))
 
 
@@ -285,7 +287,9 @@ def test_the_end_reaches_what_one_batch_more_would_and_nothing_beyond(pipeline, 
   assert at(44) == []
   assert at(48) == [48]
   assert at(52) == [52]
-  with pytest.raises(UserError, match=r"save_at_words has 53, and the run ends after 12 steps with"):
+  with pytest.raises(
+    UserError, match=r"save_at_words has 53, and the run ends after 12 steps with"
+  ):
     at(53)
   assert not list(tmp_path.iterdir())
 
@@ -300,9 +304,10 @@ def test_evaluations_come_by_words_and_again_after_a_restart(pipeline, tmp_path,
     return {"eval/loss": float(state.step)}
 
   if stop_at is not None:
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+    with pytest.MonkeyPatch.context() as patch:
       after_the_checkpoint_of(stop_at)(patch)
-      train(tmp_path, pipeline, evaluate=evaluate, eval_every_words=10, save=stop_at)
+      with pytest.raises(Killed):
+        train(tmp_path, pipeline, evaluate=evaluate, eval_every_words=10, save=stop_at)
   train(tmp_path, pipeline, evaluate=evaluate, eval_every_words=10, save=stop_at or 3)
   assert asked == [3, 5, 8, 10, 12]
   lines = metrics.read(str(tmp_path))

@@ -1,8 +1,8 @@
 """Weights kept for good at chosen numbers of words read, as BabyLM asks for them.
 
 `WORKDIR/milestones/chck_1M` is a folder of checkpoints with one checkpoint, of weights alone;
-nothing removes it. A milestone is whole on disk before any later checkpoint is begun, so that a run which
-goes on from a checkpoint has all milestones up to there.
+nothing removes it. A milestone is whole on disk before any later checkpoint is begun, so that a run
+which goes on from a checkpoint has all milestones up to there.
 """
 
 from collections.abc import Mapping, Sequence

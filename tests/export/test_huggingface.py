@@ -220,6 +220,9 @@ def test_every_milestone_becomes_a_complete_folder_with_its_own_words(
   for number, (step, due) in enumerate(reached.items()):
     weights = jax.tree.map(functools.partial(filled, number), abstract.params)
     kept.save(State(step=step, params=weights, ema=weights, opt_state={}, key=None), due)  # pyright: ignore
+  lines = [{"step": step, "eval/clm/loss_nats": 7.0 - step / 10} for step in reached]
+  (tmp_path / "run" / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+  capsys.readouterr()
   jobs.run("export", config, workdir=workdir, **flags, export=export)
   assert len(capsys.readouterr().out.splitlines()) == 2
   assert sorted(path.name for path in output.iterdir()) == ["chck_1500", "chck_300"]
@@ -232,6 +235,8 @@ def test_every_milestone_becomes_a_complete_folder_with_its_own_words(
     assert f"| words read | {pipeline.words_seen(step):,} (each exposure counted) |" in card
     assert words <= pipeline.words_seen(step)
     assert f"| steps | {step} |" in card
+    assert f"| measured at step {step} |" in card
+    assert f"| eval/clm/loss_nats | {7.0 - step / 10:.4f} |" in card
     tensors = tensor_files.read(folder / "model.safetensors")
     assert all((tensor == number).all() for tensor in tensors.values())
 

@@ -33,22 +33,30 @@ def export_run(config: Config, *, workdir: str, export: Export, **_: Any) -> Non
   """Writes a checkpoint as a Hugging Face folder, or every milestone."""
   run = epath.Path(workdir)
   if export.milestones:
-    if export.step:
-      raise UserError(f"--milestones exports them all; leave --step={export.step} out.")
-    output = epath.Path(export.output or run / "export_milestones")
-    if (output / "config.json").exists():
-      raise UserError(f"{output} is itself an export, or a run; give another --output.")
-    folders = milestones.saved(workdir)
-    jobs = [(str(output / name), folder, f"{run.name}-{name}") for name, folder in folders.items()]
+    targets = _milestone_targets(export, workdir)
   else:
-    output = export.output or str(run / "export")
-    jobs = [(output, workdir, epath.Path(output).name if export.output else run.name)]
-  for output, _, _ in jobs:
-    huggingface.check_folder(output)
+    folder = export.output or str(run / "export")
+    targets = [(folder, workdir, epath.Path(folder).name if export.output else run.name)]
+  for folder, _, _ in targets:
+    huggingface.check_folder(folder)
   run_record.check_same(workdir, config, allow_change=True)
   experiment = build(config)
-  for output, source, name in jobs:
-    _write(experiment, output, source=source, name=name, workdir=workdir, export=export)
+  for folder, source, name in targets:
+    _write(experiment, folder, source=source, name=name, workdir=workdir, export=export)
+
+
+def _milestone_targets(export: Export, workdir: str) -> list[tuple[str, str, str]]:
+  """Lists what to write: the folder, where its weights are, and the model's name."""
+  run = epath.Path(workdir)
+  if export.step:
+    raise UserError(f"--milestones exports them all; leave --step={export.step} out.")
+  output = epath.Path(export.output or run / "export_milestones")
+  if (output / "config.json").exists():
+    raise UserError(f"{output} is itself an export, or a run; give another --output.")
+  return [
+    (str(output / name), source, f"{run.name}-{name}")
+    for name, source in milestones.saved(workdir).items()
+  ]
 
 
 def _write(

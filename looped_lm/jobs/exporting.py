@@ -37,8 +37,8 @@ def export_run(config: Config, *, workdir: str, export: Export, **_: Any) -> Non
   else:
     folder = export.output or str(run / "export")
     targets = [(folder, workdir, epath.Path(folder).name if export.output else run.name)]
-  for folder, _, _ in targets:
-    huggingface.check_folder(folder)
+  for target in targets:
+    huggingface.check_folder(target[0])
   run_record.check_same(workdir, config, allow_change=True)
   experiment = build(config)
   for folder, source, name in targets:

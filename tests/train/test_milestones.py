@@ -215,12 +215,14 @@ def after_the_checkpoint_of(step):
   ("fault", "save", "resumes", "written"),
   [
     (before_writing(5), 2, 0, set()),
-    (before_writing(6), 2, 0, {"chck_5"}),
+    pytest.param(before_writing(6), 2, 0, {"chck_5"}, marks=pytest.mark.slow),
     (before_writing(30), 3, 6, {"chck_5", "chck_6"}),
-    (before_the_checkpoint_of(2), 2, 0, {"chck_5", "chck_6"}),
+    pytest.param(before_the_checkpoint_of(2), 2, 0, {"chck_5", "chck_6"}, marks=pytest.mark.slow),
     (before_the_checkpoint_of(9), 3, 6, {"chck_5", "chck_6", "chck_30"}),
     (after_the_checkpoint_of(2), 2, 2, {"chck_5", "chck_6"}),
-    (after_the_checkpoint_of(8), 4, 8, {"chck_5", "chck_6", "chck_30"}),
+    pytest.param(
+      after_the_checkpoint_of(8), 4, 8, {"chck_5", "chck_6", "chck_30"}, marks=pytest.mark.slow
+    ),
   ],
 )
 def test_a_killed_run_ends_with_every_milestone_and_writes_each_once(
@@ -294,7 +296,7 @@ def test_the_end_reaches_what_one_batch_more_would_and_nothing_beyond(pipeline, 
   assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("stop_at", [None, 5, 6])
+@pytest.mark.parametrize("stop_at", [None, 5, pytest.param(6, marks=pytest.mark.slow)])
 def test_evaluations_come_by_words_and_again_after_a_restart(pipeline, tmp_path, stop_at):
   """Multiples of 10 words are passed at steps 3, 5, 8 and 10; the end is evaluated as ever."""
   asked = []

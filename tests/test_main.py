@@ -19,6 +19,11 @@ MISTAKES = {
   "configs/nothing.py": ["--config=configs/nothing.py"],
   "describe": [TINY, "--mode=trian"],
   "--prompt is for --mode=generate": [TINY, "--mode=describe", "--prompt=Hello"],
+  "--milestones is for --mode=export, not --mode=describe": [
+    TINY,
+    "--mode=describe",
+    "--milestones",
+  ],
 }
 # Every command in a process of its own, which has imported everything already.
 FORKS = """

@@ -26,6 +26,14 @@ def test_the_full_size_builds_and_its_settings_are_checked(tiny_config, name):
   assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(shapes))
 
 
+def test_babylm_keeps_the_checkpoints_it_asks_for(tiny_config):
+  config = tiny_config("looped_gpt_bert", "babylm")
+  jobs.check(config)
+  millions = [*range(1, 11), *range(20, 101, 10)]
+  assert [words / 1e6 for words in config["train"]["save_at_words"]] == millions
+  assert config["train"]["total_words"] == 100_000_000
+
+
 @pytest.mark.parametrize(
   "name",
   [name if name in CORE else pytest.param(name, marks=pytest.mark.slow) for name in NAMES],

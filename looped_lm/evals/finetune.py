@@ -1,33 +1,25 @@
-"""Fine-tuning to tell labels apart: a small head on one token, and the whole model with it.
+"""Fine-tuning to tell labels apart: the whole model, and a small head on one token.
 
-Source of head and recipe: babylm-org/babylm-eval at 3d57ddc, `finetune`. Differs: rows go into few
-lengths, and padding has no part in anything, so its side makes no difference.
+Source of the recipe: babylm-org/babylm-eval at 3d57ddc, `finetune`. Differs: rows go into few
+lengths.
 """
 
 from collections.abc import Callable, Iterator
 import dataclasses
 import functools
-import math
 from typing import Any
 
-from flax import struct
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int
 import numpy as np
 import optax
 
-from looped_lm import visibility
 from looped_lm.errors import UserError
-from looped_lm.evals import buckets
+from looped_lm.evals import buckets, classifier
+from looped_lm.evals.classifier import Rows
 from looped_lm.evals.querying import Table
-from looped_lm.nn import dropout
-from looped_lm.nn.norms import layer_norm
 from looped_lm.types import Inputs, Model, Params, State, Subject
-
-_NORM_EPS = 1e-5
-TOKENS = ("last", "first")
-ORDERS = {"causal": visibility.causal, "bidirectional": visibility.bidirectional}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,8 +36,8 @@ class Recipe:
     dropout_rate: In the head; the model has its own rates.
     batch_size: Rows of a step; a smaller set is one batch.
     epochs: Passes over the rows. What fills no batch is left out, other rows in every pass.
-    token: Which token the head reads, one of `TOKENS`; padding is none.
-    visibility: Who sees whom, one of `ORDERS`.
+    token: Which token the head reads, one of `classifier.TOKENS`; padding is none.
+    visibility: Who sees whom, one of `classifier.ORDERS`.
     seed: Of the head, the order of the rows and dropout.
   """
 
@@ -74,88 +66,6 @@ class Epoch:
 
   train_loss_nats: float
   score: float
-
-
-@struct.dataclass
-class Rows:
-  """A batch.
-
-  Attributes:
-    tokens_BT: Token ids.
-    segments_BT: 1, and 0 for padding.
-    row_B: As in `types.Batch`.
-    label_B: The right class.
-    weight_B: 1, and 0 for rows that fill the batch up.
-  """
-
-  tokens_BT: Int[Array, "B T"]
-  segments_BT: Int[Array, "B T"]
-  row_B: Int[Array, " B"]
-  label_B: Int[Array, " B"]
-  weight_B: Float[Array, " B"]
-
-
-# ---- The head
-
-
-def init_head(key: Key[Array, ""], embed_dim: int, num_classes: int) -> Params:
-  """Weights and biases of both layers, uniform in ±1/sqrt(width), as `torch.nn.Linear` has them."""
-
-  def layer(key: Key[Array, ""], width: int) -> Params:
-    keys, bound = jax.random.split(key), 1.0 / math.sqrt(embed_dim)
-    return {
-      "kernel": jax.random.uniform(keys[0], (embed_dim, width), minval=-bound, maxval=bound),
-      "bias": jax.random.uniform(keys[1], (width,), minval=-bound, maxval=bound),
-    }
-
-  hidden, out = jax.random.split(key)
-  return {"hidden": layer(hidden, embed_dim), "out": layer(out, num_classes)}
-
-
-def apply_head(
-  params: Params, x_BD: Float[Array, "B D"], rate: float, keys_B: Key[Array, " B"] | None
-) -> Float[Array, "B C"]:
-  """LN, linear, GELU (exact), LN, dropout, linear: all in float32; the norms have no parameters."""
-  x_BD = layer_norm(x_BD, _NORM_EPS) @ params["hidden"]["kernel"] + params["hidden"]["bias"]
-  x_BD = layer_norm(jax.nn.gelu(x_BD, approximate=False), _NORM_EPS)
-  x_BD = dropout.dropout(x_BD, rate, keys_B, site=dropout.HEAD)
-  return x_BD @ params["out"]["kernel"] + params["out"]["bias"]
-
-
-def pooled(
-  hidden_BTD: Float[Array, "B T D"], segments_BT: Int[Array, "B T"], *, token: str
-) -> Float[Array, "B D"]:
-  """The state of the last or first token that is no padding, on whichever side that is."""
-  place_T = jnp.arange(segments_BT.shape[1])
-  real_BT = segments_BT > 0
-  if token == "last":
-    place_B = jnp.where(real_BT, place_T, -1).max(axis=1)
-  else:
-    place_B = real_BT.argmax(axis=1)
-  return jnp.take_along_axis(hidden_BTD, place_B[:, None, None], axis=1)[:, 0]
-
-
-def logits(
-  model: Model, params: Params, rows: Rows, recipe: Recipe, *, key: Key[Array, ""] | None = None
-) -> Float[Array, "B C"]:
-  """Of each row's classes; with a key as in training.
-
-  Rows take the loops of evaluation also then; gradient goes through as many as in pre-training.
-  """
-  inputs = Inputs(
-    tokens_BT=rows.tokens_BT,
-    order_BT=ORDERS[recipe.visibility](rows.tokens_BT),
-    segments_BT=rows.segments_BT,
-    row_B=rows.row_B,
-  )
-  key_model, key_head = (None, None) if key is None else jax.random.split(key)
-  output = model.encode(params["encoder"], inputs, key=key_model, num_loops=model.num_loops)
-  x_BD = pooled(output.hidden_BTD, rows.segments_BT, token=recipe.token)
-  keys_B = None if key_head is None else dropout.row_keys(key_head, rows.row_B)
-  return apply_head(params["classifier"], x_BD, recipe.dropout_rate, keys_B)
-
-
-# ---- Training
 
 
 def finetune(
@@ -197,7 +107,7 @@ def finetune(
     # Copied, because a step consumes its state.
     tuned = {
       "encoder": jax.tree.map(jnp.copy, params),
-      "classifier": init_head(key_head, width, num_classes),
+      "classifier": classifier.init_head(key_head, width, num_classes),
     }
     return State(
       step=jnp.zeros((), jnp.int32),
@@ -243,7 +153,21 @@ def _programs(
   """The compiled step and read-out; states of other numbers of classes may lie otherwise."""
   del num_classes
   step = strategy.compile_step(_make_step(model, recipe))
-  return step, strategy.compile_rows(lambda params, rows: logits(model, params, rows, recipe))
+  return step, strategy.compile_rows(functools.partial(_logits, recipe, model))
+
+
+def _logits(
+  recipe: Recipe, model: Model, params: Params, rows: Rows, *, key: jax.Array | None = None
+) -> Float[Array, "B C"]:
+  return classifier.logits(
+    model,
+    params,
+    rows,
+    token=recipe.token,
+    visibility=recipe.visibility,
+    dropout_rate=recipe.dropout_rate,
+    key=key,
+  )
 
 
 def _optimizer(recipe: Recipe) -> optax.GradientTransformation:
@@ -276,7 +200,7 @@ def _make_step(model: Model, recipe: Recipe) -> Callable[..., tuple[State, Float
     key = jax.random.fold_in(state.key, state.step)
 
     def loss_sum(params: Params) -> Float[Array, ""]:
-      logits_BC = logits(model, params, rows, recipe, key=key)
+      logits_BC = _logits(recipe, model, params, rows, key=key)
       nats_B = optax.softmax_cross_entropy_with_integer_labels(logits_BC, rows.label_B)
       return (nats_B * rows.weight_B).sum()
 
@@ -339,18 +263,17 @@ def _rows(
   share = rows // jax.process_count()
   mine = slice(jax.process_index() * share, (jax.process_index() + 1) * share)
   tokens_BT = table.rows(index_B, length, pad=subject.vocabulary.pad_id)
-  return Rows(
+  share_B: dict[str, Any] = dict(  # Host arrays, which the strategy places.
     tokens_BT=tokens_BT[mine],
     segments_BT=(np.arange(length) < table.length_S[index_B, None]).astype(np.int32)[mine],
     row_B=np.arange(rows, dtype=np.int32)[mine],
     label_B=label_N[index_B][mine],
     weight_B=(np.arange(rows) < len(index_M)).astype(np.float32)[mine],
   )
+  return Rows(**share_B)
 
 
 def _width(model: Model, params: Params) -> int:
-  row = jax.ShapeDtypeStruct((1, 8), jnp.int32)
-  inputs = Inputs(
-    tokens_BT=row, order_BT=row, segments_BT=row, row_B=jax.ShapeDtypeStruct((1,), jnp.int32)
-  )
+  row = jnp.ones((1, 8), jnp.int32)
+  inputs = Inputs(tokens_BT=row, order_BT=row, segments_BT=row, row_B=row[:, 0])
   return jax.eval_shape(model.encode, params, inputs).hidden_BTD.shape[-1]

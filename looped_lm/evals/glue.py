@@ -10,7 +10,7 @@ from jaxtyping import Int
 import numpy as np
 
 from looped_lm.errors import UserError
-from looped_lm.evals import agreement, finetune, labelled, records, results
+from looped_lm.evals import agreement, classifier, finetune, labelled, records, results
 from looped_lm.evals.labelled import LabelledSet
 from looped_lm.types import Params, Subject
 
@@ -108,8 +108,8 @@ class Evaluator:
 
   def _check(self) -> None:
     for name, value, known in (
-      ("token", self.token, finetune.TOKENS),
-      ("backend", self.backend, tuple(finetune.ORDERS)),
+      ("token", self.token, classifier.TOKENS),
+      ("backend", self.backend, tuple(classifier.ORDERS)),
     ):
       if value not in known:
         raise UserError(f"evals.glue.{name}={value!r} is none of {list(known)}.")

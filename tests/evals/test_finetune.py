@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from looped_lm.evals import finetune
-from looped_lm.evals.finetune import Recipe, Rows
+from looped_lm.evals import classifier, finetune
+from looped_lm.evals.classifier import Rows
+from looped_lm.evals.finetune import Recipe
 from looped_lm.train.parallel.mesh import MeshStrategy
 
 RECIPE = Recipe(
@@ -38,7 +39,7 @@ def test_the_rate_rises_from_nothing_and_falls_to_a_tenth():
 
 
 def test_the_head_by_hand():
-  params = finetune.init_head(jax.random.key(0), 6, 3)
+  params = classifier.init_head(jax.random.key(0), 6, 3)
   bound = 1 / math.sqrt(6)
   for leaf in jax.tree.leaves(params):
     assert 0 < float(jnp.abs(leaf).max()) <= bound
@@ -51,7 +52,7 @@ def test_the_head_by_hand():
   y = norm(x_BD) @ hidden["kernel"] + hidden["bias"]
   y = norm(y * 0.5 * (1 + np.vectorize(math.erf)(y / math.sqrt(2))))
   wanted = y @ out["kernel"] + out["bias"]
-  found = finetune.apply_head(params, jnp.asarray(x_BD, jnp.float32), 0.5, None)
+  found = classifier.apply_head(params, jnp.asarray(x_BD, jnp.float32), 0.5, None)
   np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
@@ -80,10 +81,9 @@ def test_the_token_is_a_real_one_wherever_padding_stands(
   subject, by_hand, spelling, token, visibility
 ):
   ids, size = spelled(spelling), by_hand.vocabulary.size
-  recipe = dataclasses.replace(RECIPE, token=token, visibility=visibility)
   params = {
     "encoder": by_hand.params(),
-    "classifier": finetune.init_head(jax.random.key(1), size, 2),
+    "classifier": classifier.init_head(jax.random.key(1), size, 2),
   }
   x_BD = np.stack(
     [
@@ -93,10 +93,12 @@ def test_the_token_is_a_real_one_wherever_padding_stands(
       for each in ids
     ]
   )
-  wanted = finetune.apply_head(params["classifier"], jnp.asarray(x_BD), 0.1, None)
+  wanted = classifier.apply_head(params["classifier"], jnp.asarray(x_BD), 0.1, None)
   for length, side in ((24, "right"), (24, "left"), (32, "right")):
     rows = placed(ids, by_hand.vocabulary.pad_id, length=length, side=side)
-    found = finetune.logits(subject.model, params, rows, recipe)
+    found = classifier.logits(
+      subject.model, params, rows, token=token, visibility=visibility, dropout_rate=0.1
+    )
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
 
@@ -129,9 +131,13 @@ def test_the_loss_is_the_mean_over_the_rows_of_the_set(subject, by_hand, spellin
   recipe = dataclasses.replace(RECIPE, dropout_rate=0.0, epochs=1, batch_size=32)
   losses, _ = learned(subject, narrow, recipe, ids, labels)
   key_head, _ = jax.random.split(jax.random.key(recipe.seed))
-  tuned = {"encoder": narrow, "classifier": finetune.init_head(key_head, 8, 2)}
+  tuned = {"encoder": narrow, "classifier": classifier.init_head(key_head, 8, 2)}
   rows = placed(ids, by_hand.vocabulary.pad_id, length=24, side="right")
-  nats_BC = jax.nn.log_softmax(finetune.logits(subject.model, tuned, rows, recipe))
+  nats_BC = jax.nn.log_softmax(
+    classifier.logits(
+      subject.model, tuned, rows, token="last", visibility="causal", dropout_rate=0.1
+    )
+  )
   mean = -float(nats_BC[jnp.arange(5), jnp.array(labels)].mean())
   assert losses == [pytest.approx(mean, rel=1e-5)]
 

@@ -263,13 +263,13 @@ def _rows(
   share = rows // jax.process_count()
   mine = slice(jax.process_index() * share, (jax.process_index() + 1) * share)
   tokens_BT = table.rows(index_B, length, pad=subject.vocabulary.pad_id)
-  share_B: dict[str, Any] = dict(  # Host arrays, which the strategy places.
-    tokens_BT=tokens_BT[mine],
-    segments_BT=(np.arange(length) < table.length_S[index_B, None]).astype(np.int32)[mine],
-    row_B=np.arange(rows, dtype=np.int32)[mine],
-    label_B=label_N[index_B][mine],
-    weight_B=(np.arange(rows) < len(index_M)).astype(np.float32)[mine],
-  )
+  share_B: dict[str, Any] = {  # Host arrays, which the strategy places.
+    "tokens_BT": tokens_BT[mine],
+    "segments_BT": (np.arange(length) < table.length_S[index_B, None]).astype(np.int32)[mine],
+    "row_B": np.arange(rows, dtype=np.int32)[mine],
+    "label_B": label_N[index_B][mine],
+    "weight_B": (np.arange(rows) < len(index_M)).astype(np.float32)[mine],
+  }
   return Rows(**share_B)
 
 

@@ -5,6 +5,7 @@ import json
 import random
 
 import jax
+import numpy as np
 import pytest
 
 from looped_lm.errors import UserError
@@ -117,36 +118,38 @@ def test_the_leaderboards_glue_is_the_mean_of_those_given_and_names_the_others()
   assert "GLUE" in without["missing"]
 
 
-def test_the_best_pass_counts_and_the_first_among_equals(official, subject, narrow, monkeypatch):
-  scores = iter([0.25, 0.75, 0.75, 0.5])
-  guesses = [[0, 0, 0], [0, 1, 0], [1, 1, 1], [1, 0, 1]]
+@pytest.fixture
+def passes(monkeypatch):
+  """Fine-tuning that is not run: three passes, of which the second and third score alike."""
 
-  def passes(*arguments, score, **others):
-    for guess in guesses:
-      yield glue.finetune.Epoch(train_loss_nats=1.0, score=next(scores)), glue.np.array(guess)
+  def finetune(*arguments, score, **others):
+    for guess in ([0, 0, 1], [0, 1, 0], [0, 1, 0], [1, 0, 1]):
+      yield glue.finetune.Epoch(train_loss_nats=1.0, score=score(np.array(guess))), np.array(guess)
 
-  monkeypatch.setattr(glue.finetune, "finetune", passes)
-  evaluator = glue.Evaluator(subject=subject, path=str(official), tasks=("rte",))
-  figures = dict(evaluator.run(narrow))
-  assert figures["eval/glue/causal/score_percent"] == 100.0
+  monkeypatch.setattr(glue.finetune, "finetune", finetune)
 
 
-def test_it_is_never_asked_during_training(official, subject, narrow):
-  settings = {
-    "names": ("glue",),
-    "final_names": (),
-    "glue": {"path": str(official), "tasks": ("rte",), "epochs": 1},
-  }
+def test_the_best_pass_counts_and_the_first_among_equals(passes, official, subject, tmp_path):
+  leaving = dataclasses.replace(subject, folder=str(tmp_path))
+  evaluator = glue.Evaluator(subject=leaving, path=str(official), tasks=("rte",))
+  assert dict(evaluator.run(None))["eval/glue/causal/score_percent"] == 100.0
+  left = json.loads((tmp_path / "glue" / "causal" / "scores.json").read_text())
+  assert left["tasks"]["rte"]["best_epoch"] == 2
+
+
+def test_it_is_never_asked_during_training(passes, official, subject):
+  settings = {"names": ("glue",), "final_names": (), "glue": {"path": str(official)}}
+  settings["glue"]["tasks"] = ("rte",)
   asked = suite.Suite(settings, subject)
-  assert dict(asked.figures(narrow, final=False)) == {}
-  assert "eval/glue/causal/score_percent" in dict(asked.figures(narrow, final=True))
+  assert dict(asked.figures(None, final=False)) == {}
+  assert "eval/glue/causal/score_percent" in dict(asked.figures(None, final=True))
 
 
 def test_a_set_of_ones_own_is_learned_and_is_no_part_of_the_mean(tmp_path, subject, narrow):
   custom = determiners(tmp_path)
   leaving = dataclasses.replace(subject, folder=str(tmp_path))
   evaluator = glue.Evaluator(
-    subject=leaving, tasks=(), custom=custom, learning_rate=1e-2, epochs=8, batch_size=16
+    subject=leaving, tasks=(), custom=custom, learning_rate=5e-2, epochs=10, batch_size=40
   )
   figures = dict(evaluator.run(narrow))
   majority = 100 * evaluator.sets["custom"].majority_accuracy
@@ -182,13 +185,13 @@ def test_settings_that_cannot_work_are_said_before_anything_compiles(official, s
     glue.Evaluator(**{"subject": None, "path": str(official), "tasks": ("rte",)} | settings)
 
 
-def test_a_text_that_the_model_cannot_read_is_said_with_the_setting(official, subject, narrow):
+def test_a_text_that_the_model_cannot_read_is_said_with_the_setting(passes, official, subject):
   short = dataclasses.replace(subject, model=dataclasses.replace(subject.model, max_length=9))
   evaluator = glue.Evaluator(subject=short, path=str(official), tasks=("rte",), epochs=1)
   with pytest.raises(UserError, match=r"reads at most 9. Set evals.glue.max_length=9"):
-    dict(evaluator.run(narrow))
+    dict(evaluator.run(None))
   evaluator.max_length = 9
-  assert "eval/glue/causal/rte_percent" in dict(evaluator.run(narrow))
+  assert "eval/glue/causal/rte_percent" in dict(evaluator.run(None))
 
 
 def test_broken_weights_get_no_score(official, subject, narrow):

@@ -150,6 +150,32 @@ def get_config(arguments: str = "") -> config_dict.ConfigDict:
         "wug": {"path": f"{EVALUATION_DATA}/wug_adj_nominalization"},
         "reading": {"path": f"{EVALUATION_DATA}/reading/reading_data.csv"},
         "perplexity": {"path": ""},
+        # Fine-tunes, which takes long: never during training. 0 takes the task's own.
+        "glue": {
+          "path": f"{EVALUATION_DATA}/glue_filtered",
+          "tasks": ("boolq", "multirc", "rte", "wsc", "mrpc", "qqp", "mnli"),
+          # A labelled set of your own: .jsonl files, one or two text fields.
+          "custom": {
+            "train": "",
+            "valid": "",
+            "text_fields": ("text",),
+            "label_field": "label",
+            "metric": "accuracy",
+          },
+          "learning_rate": 3e-5,
+          "warmup_fraction": 0.06,
+          "floor_fraction": 0.1,
+          "weight_decay": 0.01,
+          "b1": 0.9,
+          "b2": 0.999,
+          "dropout_rate": 0.1,  # Of the head.
+          "batch_size": 0,
+          "epochs": 0,
+          "max_length": 512,
+          "token": "last",  # Or "first".
+          "backend": "causal",  # Or "bidirectional".
+          "seed": 42,
+        },
       },
       # pmap: every device holds the whole state. mesh: devices = data x fsdp x tensor.
       "parallel": {

@@ -12,6 +12,7 @@ import pytest
 
 from looped_lm import jobs
 from looped_lm.errors import UserError
+from looped_lm.evals import generated_pairs
 from looped_lm.train import metrics as log
 from looped_lm.train import window
 
@@ -90,6 +91,32 @@ def test_eval_repeats_the_figures_of_the_run(trained, capsys):
   printed = dict(line.split() for line in capsys.readouterr().out.splitlines() if "eval/" in line)
   assert (workdir / "diagnostics" / "logit_lens.npz").exists()
   assert float(printed["eval/clm/loss_nats"]) == pytest.approx(last["eval/clm/loss_nats"], abs=1e-5)
+
+
+@pytest.mark.slow
+def test_a_trained_model_is_fine_tuned_on_a_set_of_ones_own(trained, tiny_config, tmp_path, capsys):
+  """Which determiner a sentence has: the commoner one is right in about half of them."""
+  lines = [
+    {"words": text, "kind": "many" if "se " in text else "one"}
+    for name, *pair in generated_pairs.pairs(per_paradigm=60)
+    if name == "determiners/this_or_these"
+    for text in pair
+  ]
+  custom = {"text_fields": ("words",), "label_field": "kind"}
+  for part, some in (("train", lines[:88]), ("valid", lines[88:])):
+    custom[part] = str(tmp_path / f"{part}.jsonl")
+    (tmp_path / f"{part}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in some))
+  config = tiny_config()
+  config["evals"] |= {"names": ("glue",)}
+  config["evals"]["glue"] |= {"tasks": (), "custom": custom, "learning_rate": 2e-3, "epochs": 12}
+  config["evals"]["glue"] |= {"batch_size": 8}
+  run("eval", config, trained[1])
+  printed = capsys.readouterr().out
+  assert "glue/custom: epoch 12 of 12, loss " in printed
+  figures = dict(line.split() for line in printed.splitlines() if line.startswith("eval/glue/"))
+  left = json.loads((trained[1] / "evals" / "glue" / "causal" / "scores.json").read_text())
+  assert left["tasks"]["custom"]["majority_accuracy_percent"] < 65
+  assert float(figures["eval/glue/causal/task/custom/accuracy_percent"]) > 85
 
 
 def generating(config, **changes):

@@ -7,7 +7,7 @@ from typing import Any
 
 from etils import epath
 
-from looped_lm.evals import results
+from looped_lm.evals import labelled, results
 
 VERSION = "leaderboard-2026.1"
 
@@ -38,8 +38,9 @@ def summary(figures: Mapping[str, float]) -> dict[str, dict[str, Any]]:
     figures: As evaluators yield them.
 
   Returns:
-    backend -> {"scores", "nlp", "human_like", "overall", "missing", "other"}. A missing number
-    counts 0, as it does there; "other" are scores that are no part of it. The averages are None
+    backend -> {"scores", "nlp", "human_like", "overall", "missing", "glue_without", "other"}. A
+    missing number counts 0, as it does there; "other" are scores that are no part of it. GLUE is
+    the mean of the tasks that were scored; "glue_without" names the others. The averages are None
     where no number of theirs was scored.
   """
   known: dict[str, dict[tuple[str, str], float]] = {}
@@ -62,6 +63,8 @@ def table(figures: Mapping[str, float]) -> str:
           lines.append(f"{title + ' average':44} {numbers[key]:10.2f}")
       if numbers["missing"]:
         lines.append(f"Not scored, counted as 0: {', '.join(numbers['missing'])}.")
+      if numbers["glue_without"]:
+        lines.append(f"GLUE is a mean without {', '.join(numbers['glue_without'])}.")
   return "\n".join(lines)
 
 
@@ -87,6 +90,8 @@ def _numbers(known: Mapping[tuple[str, str], float]) -> dict[str, Any]:
     absent = [part for part in parts if part not in known]
     missing += [_title(*part) for part in absent]
     scores[name] = sum(known.get(part, 0.0) for part in parts) / len(parts)
+  has_glue = ("glue", "score_percent") in known
+  without = [task for task in labelled.TASKS if ("glue", f"{task}_percent") not in known]
   other = {_title(*part): value for part, value in known.items() if part not in used}
   return {
     "scores": scores,
@@ -94,6 +99,7 @@ def _numbers(known: Mapping[tuple[str, str], float]) -> dict[str, Any]:
     "human_like": _mean(scores, HUMAN_LIKE),
     "overall": _mean(scores, NLP | HUMAN_LIKE),
     "missing": missing,
+    "glue_without": without if has_glue else [],
     "other": other,
   }
 

@@ -20,11 +20,12 @@ class Record:
   def __contains__(self, name: str) -> bool:
     return name in self._fields
 
-  def text(self, name: str) -> str:
-    """A string that is not empty."""
+  def text(self, name: str, *, may_be_empty: bool = False) -> str:
+    """A string, as a rule not an empty one."""
     value = self._value(name)
-    if not isinstance(value, str) or not value:
-      raise UserError(f"{self.where}: {name!r} must be text that is not empty; it is {value!r}.")
+    if not isinstance(value, str) or not (value or may_be_empty):
+      wanted = "text" if may_be_empty else "text that is not empty"
+      raise UserError(f"{self.where}: {name!r} must be {wanted}; it is {value!r}.")
     return value
 
   def label(self, name: str) -> str:

@@ -19,7 +19,8 @@ class Suite:
 
   An evaluator has `run(params) -> (name, value) pairs`, the parameters as the strategy placed them,
   or `views(params) -> name -> array`, the parameters on one device, or both. One that
-  `reads_its_set` does so when it is made, without its subject, so that a wrong set is said early.
+  `reads_its_set` does so when it is made, without its subject, so that a wrong set is said early;
+  one that is `final_only` takes too long to be asked during training, wherever it is named.
   """
 
   def __init__(self, settings: Settings, subject: Subject) -> None:
@@ -29,7 +30,8 @@ class Suite:
       name: plugins.load("evals", name).Evaluator(subject=subject, **_own(settings, name))
       for name in (*settings["names"], *settings["final_names"])
     }
-    self._final = frozenset(settings["final_names"])
+    long = (name for name, each in self._built.items() if getattr(each, "final_only", False))
+    self._final = frozenset([*settings["final_names"], *long])
 
   def figures(self, params: Params, *, final: bool) -> Iterator[tuple[str, float]]:
     """Measures.

@@ -1,19 +1,17 @@
-"""A trained model in Python: from the folder of a run, or from an exported one."""
+"""What can be done with a trained model in Python."""
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 import math
-import pathlib
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from etils import epath
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 import numpy as np
 
-from looped_lm import plugins, visibility
+from looped_lm import visibility
 from looped_lm.data.tokenizer import Tokenizer
 from looped_lm.errors import UserError
 from looped_lm.evals import buckets
@@ -21,15 +19,12 @@ from looped_lm.evals.querying import Table, check_length
 from looped_lm.evals.scoring import BACKENDS, Passage, Scorer
 from looped_lm.generate.continuation import Continued
 from looped_lm.generate.infill import Filled
-from looped_lm.init import names_exported, torch_weights
 from looped_lm.jobs import generation
-from looped_lm.jobs.experiment import TOKENIZER_FILE, vocabulary_of
+from looped_lm.jobs.experiment import vocabulary_of
 from looped_lm.models import looped
-from looped_lm.train import checkpoint, parallel
+from looped_lm.train import parallel
 from looped_lm.types import Inputs, Model, Params, Subject
 
-# Of an exported folder, which does not say how a run evaluated.
-_BATCH_SIZE = 64
 _CONTINUING = (
   *("batch_size", "max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
   *("stop", "seed", "cache", "cache_budget"),
@@ -63,7 +58,7 @@ class _Rows:
 
 
 class LoadedModel:
-  """A model, its weights and its tokenizer; made by `load`.
+  """A model, its weights and its tokenizer; made by `loading.load`.
 
   `num_loops` can be set, and holds for everything that follows. The other attributes are to be
   read.
@@ -81,7 +76,7 @@ class LoadedModel:
     seq_len: int,
     batch_size: int,
   ) -> None:
-    """Takes what `load` read.
+    """Takes what was read.
 
     Args:
       model: The model.
@@ -200,8 +195,8 @@ class LoadedModel:
       **settings: temperature, top_k, top_p, min_p, seed; those not given are the run's own.
 
     Raises:
-      UserError: A wrong setting, a text without a mask or longer than the model can read, or a model
-        that was trained without masks.
+      UserError: A wrong setting, a text without a mask or longer than the model can read, or a
+        model that was trained without masks.
     """
     texts, group = _listed(texts, "texts"), self._settings(settings, _FILLING)
     group |= {"task": "infill", **generation.CONTINUES_ONLY}
@@ -213,8 +208,8 @@ class LoadedModel:
   ) -> list[Float[np.ndarray, "R T D"]]:
     """The recurrent state after every loop, for each position of each text.
 
-    They are what `model.encode` gives for the text alone. Position 0 is `<s>`. Injections whose state
-    has more axes keep them behind T.
+    They are what `model.encode` gives for the text alone. Position 0 is `<s>`. A state of several
+    lanes (hyper_connections) is [R, T, lanes, D].
 
     Args:
       texts: Any number.
@@ -275,7 +270,7 @@ class LoadedModel:
     )
 
   def _rows(self, needed_tokens: int) -> int:
-    """Rows of a batch: a power of two that is enough for a few short texts, so that these are quick."""
+    """Rows of a batch: a power of two, no more than a few texts need, so that these are quick."""
     enough = 2 ** math.ceil(math.log2(max(1.0, needed_tokens / self._seq_len)))
     return min(self._batch_size, enough)
 
@@ -294,114 +289,6 @@ class LoadedModel:
     if isinstance(group["stop"], str):
       group["stop"] = (group["stop"],)
     return group
-
-
-def load(
-  path: str | pathlib.Path,
-  *,
-  weights: Literal["raw", "ema"] | None = None,
-  step: int | Literal["best"] | None = None,
-  clamp_distance: bool | None = None,
-) -> LoadedModel:
-  """Loads a trained model. It needs neither the training text nor the config file.
-
-  Args:
-    path: The folder of a run (its --workdir), or one that --mode=export wrote.
-    weights: Of a run: the raw ones or their average; None takes those that the run evaluates.
-    step: Of a run: which checkpoint, "best" for the one with the best score; None takes the latest.
-    clamp_distance: Whether relative distances beyond the longest trained one read as that one; None
-      does as the run evaluates.
-
-  Raises:
-    UserError: The folder is neither, or an argument cannot work.
-  """
-  if weights not in (None, "raw", "ema"):
-    raise UserError(f"weights={weights!r} is none of ['raw', 'ema'].")
-  if step not in (None, "best") and (isinstance(step, bool) or not isinstance(step, int)):
-    raise UserError(f"step={step!r} must be the number of a checkpoint, 'best', or None.")
-  place = epath.Path(path).expanduser()
-  if (place / "checkpoints").is_dir():
-    return _of_run(place, weights=weights, step=step, clamp_distance=clamp_distance)
-  if "://" not in str(path) and torch_weights.is_exported(str(place)):
-    for name, value in (("weights", weights), ("step", step)):
-      if value is not None:
-        raise UserError(
-          f"{name}={value!r} has no meaning for {place}: an exported folder holds the weights it "
-          "was exported with. Leave it out."
-        )
-    return _of_export(pathlib.Path(place), clamp_distance=clamp_distance)
-  why = "holds neither checkpoints nor an exported model" if place.exists() else "does not exist"
-  raise UserError(f"{path} {why}; give the --workdir of a run, or a folder of --mode=export.")
-
-
-def _of_run(
-  place: epath.Path,
-  *,
-  weights: str | None,
-  step: int | Literal["best"] | None,
-  clamp_distance: bool | None,
-) -> LoadedModel:
-  workdir = str(place)
-  number = checkpoint.saved_step(workdir, step=step)
-  config = _with_tuples(checkpoint.saved_config(workdir, step=number))
-  if not (place / TOKENIZER_FILE).exists():
-    raise UserError(
-      f"{workdir} has no {TOKENIZER_FILE}; copy the one that the run was trained with there."
-    )
-  tokenizer = Tokenizer.load(str(place / TOKENIZER_FILE))
-  evals, seq_len = config["evals"], config["data"]["seq_len"]
-  clamps = evals.get("clamp_distance", False) if clamp_distance is None else clamp_distance
-  model = looped.build(
-    config["model"],
-    vocab_size=tokenizer.vocab_size,
-    longest_distance=seq_len - 1 if clamps else None,
-  )
-  params = checkpoint.restore_params(
-    workdir,
-    jax.eval_shape(model.init, jax.random.key(0)),
-    which="ema" if (weights or evals["weights"]) == "ema" else "params",
-    step=number,
-  )
-  return LoadedModel(
-    model=model,
-    params=params,
-    tokenizer=tokenizer,
-    config=config,
-    generation=generation.NEUTRAL | config["generate"],
-    objective=config["objective"]["name"],
-    seq_len=seq_len,
-    batch_size=evals["batch_size"],
-  )
-
-
-def _of_export(folder: pathlib.Path, *, clamp_distance: bool | None) -> LoadedModel:
-  told = torch_weights.read_config(folder)
-  settings = names_exported.settings(told)
-  tokenizer = Tokenizer.load(str(folder))
-  seq_len = told.get("trained_length")
-  if clamp_distance and seq_len is None:
-    raise UserError(
-      f"clamp_distance=True: {folder} does not say how long the rows were that it was trained on; "
-      "export the run again."
-    )
-  model = looped.build(
-    settings,
-    vocab_size=tokenizer.vocab_size,
-    longest_distance=seq_len - 1 if clamp_distance else None,
-  )
-  init = torch_weights.Init(path=str(folder))
-  params = init.load(model, settings=settings, tokenizer=tokenizer)
-  return LoadedModel(
-    model=model,
-    params=jax.tree.map(jnp.asarray, params),
-    tokenizer=tokenizer,
-    config={"model": settings},
-    generation=generation.NEUTRAL,
-    # What else the objective was makes no difference here.
-    objective="clm" if told["causal"] else "hybrid",
-    seq_len=seq_len or told["max_position_embeddings"],
-    batch_size=_BATCH_SIZE,
-  )
 
 
 @functools.lru_cache(maxsize=16)
@@ -430,10 +317,3 @@ def _listed(texts: Sequence[str], what: str) -> list[str]:
   if isinstance(texts, str):
     raise UserError(f"{what} must be a list of texts, not one text: [{texts[:40]!r}].")
   return list(texts)
-
-
-def _with_tuples(tree: Any) -> Any:
-  """A config as configs are: JSON knows no tuples."""
-  if isinstance(tree, Mapping):
-    return {key: _with_tuples(value) for key, value in tree.items()}
-  return tuple(map(_with_tuples, tree)) if isinstance(tree, list) else tree

@@ -159,6 +159,8 @@ def check(config: Config) -> None:
     raise UserError(f"evals.weights={evals['weights']!r} is none of ['raw', 'ema'].")
   if evals["weights"] == "ema" and train["ema_decay"] == 0:
     raise UserError("evals.weights='ema' needs an average: set train.ema_decay above 0.")
+  if evals.get("clamp_distance", False) not in (True, False):
+    raise UserError(f"evals.clamp_distance={evals['clamp_distance']!r} must be True or False.")
   suite.check(evals)
   suite.check_sets(evals)
   strategy = parallel.make(config["parallel"])

@@ -137,6 +137,8 @@ def get_config(arguments: str = "") -> config_dict.ConfigDict:
         # How texts are scored: causal, mntp, mlm; and loops to read out besides the last.
         "backends": ("causal",),
         "loops": (),
+        # Whether relative distances beyond the longest trained one read as that one.
+        "clamp_distance": False,
         # Where the BabyLM pipeline's own scripts put its sets; `docs/evaluation.md` says more.
         "blimp": {"path": f"{EVALUATION_DATA}/blimp_filtered", "most_per_group": 0},
         "blimp_supplement": {"path": f"{EVALUATION_DATA}/supplement_filtered", "most_per_group": 0},

@@ -10,9 +10,11 @@ import signal
 import jax
 import pytest
 
+import looped_lm
 from looped_lm import jobs
 from looped_lm.errors import UserError
 from looped_lm.evals import generated_pairs
+from looped_lm.jobs import evaluation, experiment
 from looped_lm.train import metrics as log
 from looped_lm.train import window
 
@@ -139,6 +141,25 @@ def test_a_trained_model_continues_and_fills(trained, capsys):
   assert filled[1].startswith("[")
 
 
+def test_a_run_in_python_gives_what_the_commands_give(trained, capsys):
+  """Text, fills, and the score on the generated minimal pairs that the run has logged."""
+  config, workdir = trained
+  model = looped_lm.load(workdir)
+  given = {"prompts": ["The", "A dog"], "max_new_tokens": 4, "seed": 3}
+  run("generate", generating(config, **given), workdir)
+  printed = capsys.readouterr().out
+  found = model.generate(given["prompts"], max_new_tokens=4, seed=3)
+  texts = [f"{prompt}{each.text}" for prompt, each in zip(given["prompts"], found, strict=True)]
+  assert printed.startswith("\n\n".join(texts) + "\n\n[8 tokens")
+  run("generate", generating(config, prompts=["The<mask> sees"], task="infill"), workdir)
+  assert capsys.readouterr().out.splitlines()[0] == model.infill(["The<mask> sees"])[0].text
+  pairs = [pair[1:] for pair in generated_pairs.pairs(per_paradigm=20)]
+  nats = model.score([text for pair in pairs for text in pair]).nats_N.reshape(-1, 2)
+  name = "eval/minimal_pairs_generated/causal/score_percent"
+  logged = [record[name] for record in log.read(str(workdir)) if name in record][-1]
+  assert 100 * (nats[:, 0] > nats[:, 1]).mean() == pytest.approx(logged, abs=1e-6)
+
+
 @pytest.mark.parametrize(
   ("changes", "message"),
   [
@@ -169,6 +190,29 @@ def test_a_causal_model_fills_no_masks(tiny_config, tmp_path):
   config = generating(config, prompts=["a<mask>"], task="infill")
   with pytest.raises(UserError, match=r"generate.task='infill' needs a model .*'clm' has none"):
     run("generate", config, tmp_path)
+
+
+def test_a_model_without_relative_distances_has_none_to_clamp(tiny_config, tmp_path):
+  config = tiny_config("gpt2")
+  config["evals"]["clamp_distance"] = True
+  with pytest.raises(UserError, match=r"needs a block with learned .*'pre_norm' has none"):
+    run("describe", config, tmp_path)
+
+
+def test_longer_rows_are_clamped_at_the_length_of_training(trained, monkeypatch):
+  """The config in hand has longer rows than the run was trained on."""
+  config = json.loads(json.dumps(trained[0]))
+  config["data"]["seq_len"] *= 2
+  asked = []
+  monkeypatch.setattr(evaluation, "build", lambda config, **given: asked.append(given) or 1 / 0)
+  for clamps, wanted in ((True, 32), (False, None)):
+    config["evals"]["clamp_distance"] = clamps
+    with pytest.raises(ZeroDivisionError):
+      run("eval", config, trained[1])
+    assert asked.pop() == {"trained_length": wanted}
+    assert experiment.longest_distance(config, trained_length=wanted) == (31 if clamps else None)
+  config["evals"]["clamp_distance"] = True
+  assert experiment.longest_distance(config) == 63
 
 
 def test_words_are_counted_and_budgets_hold(trained, tiny_config):
@@ -232,6 +276,7 @@ def _assign(tree, path, value):
     ),
     (set_("evals.backends", ("causl",)), r"evals.backends=\('causl',\) must be one or more of"),
     (set_("evals.loops", (0,)), r"evals.loops=\(0,\) must be numbers of at least 1"),
+    (set_("evals.clamp_distance", 2), "evals.clamp_distance=2 must be True or False"),
     (set_("evals.weights", "avg"), "evals.weights='avg' is none of"),
     (set_("evals.batch_size", 3), "evals.batch_size=3 must be a multiple of 4 devices"),
     (set_("parallel.strategy", "magic"), "parallel.strategy='magic' is none of"),

@@ -36,6 +36,8 @@ from looped_lm.nn.positions import (
 from looped_lm.nn.precision import widen
 
 DWA_SCOPES = ("layer", "stack")
+# Whether layers read `Context.longest_distance`.
+HAS_RELATIVE_DISTANCES = True
 # Places of a layer where dropout draws.
 _POSITIONS, _PROBABILITIES, _ATTENTION_OUT, _MLP_OUT = range(4)
 # A layer's position vectors through its query and key projections.
@@ -175,7 +177,11 @@ class Block(nn.Module):
     return drop(self.out(layer_norm(c_BTD, self.norm_eps)), _ATTENTION_OUT)
 
   def _bucket_table(self, length: int, context: Context) -> np.ndarray | jax.Array:
-    sizes = {"num_buckets": self.num_buckets, "max_distance": self.max_distance}
+    sizes = {
+      "num_buckets": self.num_buckets,
+      "max_distance": self.max_distance,
+      "longest": context.longest_distance,
+    }
     if context.chunk is None:
       return bucket_table(length, **sizes)
     return bucket_rows(context.chunk.start, length, context.chunk.capacity, **sizes)

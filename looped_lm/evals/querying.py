@@ -84,12 +84,7 @@ def ask(
   Yields:
     (indices of the rows, their log-probabilities [L, M, K] in nats).
   """
-  most = subject.model.max_length
-  if most is not None and length_N.max(initial=0) > most:
-    raise UserError(
-      f"A text to score has {length_N.max()} tokens, `<s>` included; the model reads at most "
-      f"{most}. Train it with more positions, or with positions that set no limit."
-    )
+  check_length(subject.model, length_N)
   program = _program(subject.strategy, subject.model, loops, causal)
   processes = jax.process_count()
   flying: deque[tuple[np.ndarray, Any]] = deque()
@@ -98,7 +93,7 @@ def ask(
     batch_tokens=subject.batch_size * subject.held_out.seq_len,
     seq_len=subject.held_out.seq_len,
     multiple=jax.device_count(),
-    most=most,
+    most=subject.model.max_length,
   ):
     tokens_MT, read_MK, target_MK = fill(index_M, length)
     real_MT = np.arange(length) < length_N[index_M, None]
@@ -117,6 +112,16 @@ def ask(
       yield _landed(flying.popleft())
   while flying:
     yield _landed(flying.popleft())
+
+
+def check_length(model: Model, length_N: Int[np.ndarray, " N"]) -> None:
+  """Raises a UserError for a row that is longer than the model can read."""
+  most = model.max_length
+  if most is not None and length_N.max(initial=0) > most:
+    raise UserError(
+      f"A text to score has {length_N.max()} tokens, `<s>` included; the model reads at most "
+      f"{most}. Train it with more positions, or with positions that set no limit."
+    )
 
 
 def _padded(x_M: np.ndarray, rows: int) -> Any:

@@ -147,6 +147,7 @@ def hf_config(
     "hidden_size": arch.pop("embed_dim"),
     **arch,
     "causal": causal,
+    "trained_length": seq_len,
     "tie_word_embeddings": arch["head"].get("tied", True),
     "max_position_embeddings": learned or max(_LEAST_POSITIONS, seq_len),
     "bos_token_id": tokenizer.bos_id,

@@ -166,42 +166,18 @@ class Generator:
     index_B = jnp.arange(first_index, first_index + len(tokens_BT))
     key_B = jax.vmap(functools.partial(jax.random.fold_in, jax.random.key(self.seed)))(index_B)
     tokens, seen, start, number = jnp.asarray(tokens_BT), jnp.asarray(seen_BV), 0, 0
+    # A text may end; no other special is text.
+    barred = frozenset(self.tokenizer.special_ids) - {self.tokenizer.eos_id}
+    advance = _program(self.model, self.sampling, self.decoding, barred)
     while True:
       chunk = Continuation(tokens_BT=tokens, start=jnp.int32(start), real_BS=jnp.asarray(real_BS))
       start += tokens.shape[1]
-      token_B, loops_B, seen, past = self._advance(
+      token_B, loops_B, seen, past = advance(
         self.params, past, chunk, seen, key_B, jnp.int32(number)
       )
       number += 1
       tokens = token_B[:, None]
       yield np.asarray(token_B), np.asarray(loops_B)
-
-  @functools.cached_property
-  def _advance(self) -> Callable[..., Any]:
-    tokenizer, model = self.tokenizer, self.model
-    # A text may end; no other special is text.
-    barred = np.zeros(model.vocab_size, bool)
-    barred[sorted(set(tokenizer.special_ids) - {tokenizer.eos_id})] = True
-
-    @functools.partial(jax.jit, donate_argnums=(1, 3))
-    def advance(
-      params: Params,
-      past: Any,
-      chunk: Continuation,
-      seen_BV: Bool[Array, "B V"],
-      key_B: jax.Array,
-      number: Int[Array, ""],
-    ) -> tuple[jax.Array, jax.Array, jax.Array, Any]:
-      decoded, past = model.decode(params, past, chunk, self.decoding)
-      row_B = jnp.arange(len(chunk.tokens_BT), dtype=jnp.int32)
-      logits_BV = model.readout(params, decoded.hidden_BTD[:, -1:], row_B)[:, 0]
-      logits_BV = jnp.where(barred, -jnp.inf, logits_BV)
-      keys_B = jax.vmap(jax.random.fold_in, (0, None))(key_B, number)
-      token_B = choose(logits_BV, seen_BV, keys_B, self.sampling)
-      seen_BV = seen_BV.at[row_B, token_B].set(True)
-      return token_B, decoded.loops_BT[:, -1], seen_BV, past
-
-    return advance
 
   def _check_length(self, prompts: Sequence[str], ids: list[list[int]], most: int) -> None:
     for prompt, own in zip(prompts, ids, strict=True):
@@ -211,6 +187,35 @@ class Generator:
           f"new ones would exceed the model's {most} positions: shorten the prompt or lower "
           "generate.max_new_tokens."
         )
+
+
+@functools.lru_cache(maxsize=16)
+def _program(
+  model: Model, sampling: Sampling, decoding: Decoding, barred: frozenset[int]
+) -> Callable[..., Any]:
+  """The compiled step to the next token; shared by all generators that have these in common."""
+  is_barred_V = np.zeros(model.vocab_size, bool)
+  is_barred_V[sorted(barred)] = True
+
+  @functools.partial(jax.jit, donate_argnums=(1, 3))
+  def advance(
+    params: Params,
+    past: Any,
+    chunk: Continuation,
+    seen_BV: Bool[Array, "B V"],
+    key_B: jax.Array,
+    number: Int[Array, ""],
+  ) -> tuple[jax.Array, jax.Array, jax.Array, Any]:
+    decoded, past = model.decode(params, past, chunk, decoding)
+    row_B = jnp.arange(len(chunk.tokens_BT), dtype=jnp.int32)
+    logits_BV = model.readout(params, decoded.hidden_BTD[:, -1:], row_B)[:, 0]
+    logits_BV = jnp.where(is_barred_V, -jnp.inf, logits_BV)
+    keys_B = jax.vmap(jax.random.fold_in, (0, None))(key_B, number)
+    token_B = choose(logits_BV, seen_BV, keys_B, sampling)
+    seen_BV = seen_BV.at[row_B, token_B].set(True)
+    return token_B, decoded.loops_BT[:, -1], seen_BV, past
+
+  return advance
 
 
 class _Row:

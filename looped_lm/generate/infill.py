@@ -84,12 +84,13 @@ class Infiller:
     width = -(-len(ids) // _LENGTH_STEP) * _LENGTH_STEP
     if most is not None:
       width = min(width, most)
+    read = _program(self.model, self.num_loops, frozenset(tokenizer.special_ids))
     probabilities: dict[int, float] = {}
     chosen: dict[int, int] = {}
     for number in range(len(masks)):
       tokens_1T = np.full((1, width), tokenizer.pad_id, np.int32)
       tokens_1T[0, : len(ids)] = ids
-      logits_TV, log_p_TV = self._read(self.params, jnp.asarray(tokens_1T), jnp.int32(len(ids)))
+      logits_TV, log_p_TV = read(self.params, jnp.asarray(tokens_1T), jnp.int32(len(ids)))
       open_ = [place for place in masks if place not in chosen]
       before_M = np.array(open_) - 1
       sure_M = np.asarray(log_p_TV[before_M].max(axis=-1))
@@ -106,26 +107,27 @@ class Infiller:
       probabilities=tuple(probabilities[place] for place in masks),
     )
 
-  @functools.cached_property
-  def _read(self) -> Callable[..., Any]:
-    model, num_loops = self.model, self.num_loops
-    barred = np.zeros(model.vocab_size, bool)
-    barred[sorted(self.tokenizer.special_ids)] = True
 
-    @jax.jit
-    def read(
-      params: Params, tokens_1T: Int[Array, "1 T"], length: Int[Array, ""]
-    ) -> tuple[Float[Array, "T V"], Float[Array, "T V"]]:
-      row_B = jnp.zeros((1,), jnp.int32)
-      inputs = Inputs(
-        tokens_BT=tokens_1T,
-        order_BT=visibility.bidirectional(tokens_1T),
-        segments_BT=(jnp.arange(tokens_1T.shape[1]) < length).astype(jnp.int32)[None],
-        row_B=row_B,
-      )
-      hidden_BTD = model.encode(params, inputs, num_loops=num_loops).hidden_BTD
-      logits_TV = model.readout(params, hidden_BTD, row_B)[0]
-      logits_TV = jnp.where(barred, -jnp.inf, logits_TV)
-      return logits_TV, jax.nn.log_softmax(logits_TV)
+@functools.lru_cache(maxsize=16)
+def _program(model: Model, num_loops: int, barred: frozenset[int]) -> Callable[..., Any]:
+  """The compiled reading of a text; shared by all infillers that have these in common."""
+  is_barred_V = np.zeros(model.vocab_size, bool)
+  is_barred_V[sorted(barred)] = True
 
-    return read
+  @jax.jit
+  def read(
+    params: Params, tokens_1T: Int[Array, "1 T"], length: Int[Array, ""]
+  ) -> tuple[Float[Array, "T V"], Float[Array, "T V"]]:
+    row_B = jnp.zeros((1,), jnp.int32)
+    inputs = Inputs(
+      tokens_BT=tokens_1T,
+      order_BT=visibility.bidirectional(tokens_1T),
+      segments_BT=(jnp.arange(tokens_1T.shape[1]) < length).astype(jnp.int32)[None],
+      row_B=row_B,
+    )
+    hidden_BTD = model.encode(params, inputs, num_loops=num_loops).hidden_BTD
+    logits_TV = model.readout(params, hidden_BTD, row_B)[0]
+    logits_TV = jnp.where(is_barred_V, -jnp.inf, logits_TV)
+    return logits_TV, jax.nn.log_softmax(logits_TV)
+
+  return read

@@ -60,6 +60,12 @@ def vocab_size(config: Mapping[str, Any]) -> int:
   return config.get("padded_vocab_size") or config["vocab_size"]
 
 
+def is_exported(folder: str) -> bool:
+  """Whether a folder is one that our own export wrote."""
+  path = pathlib.Path(folder).expanduser()
+  return (path / "config.json").is_file() and read_config(path).get("model_type") == _OURS
+
+
 def params(tensors: Tensors, config: Mapping[str, Any]) -> Params:
   """Our parameter tree from tensors under reference names.
 
@@ -95,7 +101,7 @@ class Init:
         not fit or is not finite, or a file holds more than tensors.
     """
     folder, file = _place(self.path)
-    config = _read_config(folder)
+    config = read_config(folder)
     self._compare(architecture(settings, vocab_size=model.vocab_size), _described(config), folder)
     _compare_vocabulary(folder, tokenizer)
     tensors = _read_tensors(folder, file)
@@ -138,7 +144,12 @@ def _place(path: str) -> tuple[pathlib.Path, str]:
   return (place, "") if place.is_dir() else (place.parent, place.name)
 
 
-def _read_config(folder: pathlib.Path) -> dict[str, Any]:
+def read_config(folder: pathlib.Path) -> dict[str, Any]:
+  """A folder's config.json.
+
+  Raises:
+    UserError: There is none, or it holds no settings.
+  """
   file = folder / "config.json"
   if not file.is_file():
     raise UserError(f"{folder} has no config.json, so nothing tells what its weights are.")

@@ -16,7 +16,7 @@ from looped_lm.types import Params
 def evaluate(config: Config, *, workdir: str, **_: Any) -> None:
   """Measures the last checkpoint of a run."""
   run_record.check_same(workdir, config, allow_change=True)
-  experiment = build(config)
+  experiment = build(config, trained_length=trained_length(config, workdir))
   which = stored_weights(config)
   abstract = experiment.strategy.like_saved(experiment.abstract_state())
   params = checkpoint.restore_params(workdir, abstract.params, which=which)
@@ -28,6 +28,16 @@ def evaluate(config: Config, *, workdir: str, **_: Any) -> None:
     views.write(workdir, evaluators.views(params))
     if metrics.exists(workdir):  # Checkpoints may have come without their log.
       print_report(params, workdir)
+
+
+def trained_length(config: Config, workdir: str) -> int | None:
+  """Tokens of the rows that a run was trained on, where `longest_distance` asks for it.
+
+  The config in hand may have longer rows.
+  """
+  if not config["evals"].get("clamp_distance", False):
+    return None
+  return checkpoint.saved_config(workdir)["data"]["seq_len"]
 
 
 def print_report(params: Params, workdir: str) -> None:

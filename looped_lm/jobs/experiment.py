@@ -121,7 +121,7 @@ class Experiment:
     evals = self.config["evals"]
     subject = Subject(
       model=self.model,
-      vocabulary=vocabulary_of(self.prepared),
+      vocabulary=vocabulary_of(self.prepared.tokenizer),
       tokenizer=self.prepared.tokenizer,
       held_out=self.prepared.validation,
       unigram_V=self.prepared.unigram_V,
@@ -160,23 +160,30 @@ def check(config: Config) -> None:
     raise UserError(f"evals.weights={evals['weights']!r} is none of ['raw', 'ema'].")
   if evals["weights"] == "ema" and train["ema_decay"] == 0:
     raise UserError("evals.weights='ema' needs an average: set train.ema_decay above 0.")
+  if evals.get("clamp_distance", False) not in (True, False):
+    raise UserError(f"evals.clamp_distance={evals['clamp_distance']!r} must be True or False.")
   suite.check(evals)
   suite.check_sets(evals)
   strategy = parallel.make(config["parallel"])
   strategy.check_batch(train["batch_size"], micro_batches=train["micro_batches"])
   strategy.check_eval_batch(evals["batch_size"])
   size = max(config["tokenizer"]["vocab_size"], 17)
-  looped.build(config["model"], vocab_size=size)
+  looped.build(config["model"], vocab_size=size, longest_distance=longest_distance(config))
   _objective(config, Vocabulary(size=size, num_special=16, bos_id=1, pad_id=3, mask_id=4))
   _init(config)
   _optimizer(config)
   _schedule(config, total_steps=1000)
 
 
-def build(config: Config) -> Experiment:
-  """Prepares the data (or finds it prepared) and builds everything on it."""
+def build(config: Config, *, trained_length: int | None = None) -> Experiment:
+  """Prepares the data (or finds it prepared) and builds everything on it.
+
+  Args:
+    config: The resolved config.
+    trained_length: As in `longest_distance`.
+  """
   prepared = prepared_data(config)
-  vocabulary = vocabulary_of(prepared)
+  vocabulary = vocabulary_of(prepared.tokenizer)
   pipeline = Pipeline(
     prepared.train,
     batch_size=config["train"]["batch_size"],
@@ -186,13 +193,32 @@ def build(config: Config) -> Experiment:
   )
   return Experiment(
     config=config,
-    model=looped.build(config["model"], vocab_size=vocabulary.size),
+    model=looped.build(
+      config["model"],
+      vocab_size=vocabulary.size,
+      longest_distance=longest_distance(config, trained_length=trained_length),
+    ),
     objective=_objective(config, vocabulary),
     prepared=prepared,
     pipeline=pipeline,
     strategy=parallel.make(config["parallel"]),
     total_steps=_total_steps(config, pipeline),
   )
+
+
+def longest_distance(config: Config, *, trained_length: int | None = None) -> int | None:
+  """The relative distance that farther ones read as, None where the config wants no such thing.
+
+  In training it changes nothing: no row has farther ones.
+
+  Args:
+    config: The config.
+    trained_length: Tokens of the rows that the model was trained on, where they need not be the
+      config's own.
+  """
+  if not config["evals"].get("clamp_distance", False):
+    return None
+  return (trained_length or config["data"]["seq_len"]) - 1
 
 
 def say(text: str) -> None:
@@ -221,9 +247,8 @@ def prepared_data(config: Config) -> Prepared:
   )
 
 
-def vocabulary_of(prepared: Prepared) -> Vocabulary:
+def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
   """What objectives must know of the tokenizer."""
-  tokenizer = prepared.tokenizer
   return Vocabulary(
     size=tokenizer.vocab_size,
     num_special=tokenizer.num_special,

@@ -50,25 +50,55 @@ _MODEL_FIELDS = (
 )
 
 
-def build(settings: Settings, *, vocab_size: int) -> Model:
+def build(settings: Settings, *, vocab_size: int, longest_distance: int | None = None) -> Model:
   """Builds a model from the `model` group of a config.
 
   Args:
     settings: The group as a plain dict.
     vocab_size: V.
+    longest_distance: Relative distances beyond it read as it; None lets all be what they are.
 
   Raises:
     UserError: A setting that cannot work; nothing has been compiled.
   """
-  module = assemble(settings, vocab_size=vocab_size)
+  module = assemble(settings, vocab_size=vocab_size, longest_distance=longest_distance)
   injection_file = plugins.load("injection", settings["injection"]["name"])
   diagnostics = getattr(injection_file, "diagnostics", lambda _: {})
   return _as_functions(module, settings["num_loops"], vocab_size, diagnostics)
 
 
-def assemble(settings: Settings, *, vocab_size: int) -> LoopedLM:
+def at_depth(model: Model, num_loops: int) -> Model:
+  """The same model with another number of loops where none are asked for.
+
+  Raises:
+    UserError: `num_loops` is no whole number of at least 1.
+  """
+  if isinstance(num_loops, bool) or not isinstance(num_loops, int | np.integer) or num_loops < 1:
+    raise UserError(f"num_loops={num_loops!r} must be a whole number of at least 1.")
+  default_loops = int(num_loops)
+
+  def encode(
+    params: Params,
+    inputs: Inputs,
+    *,
+    key: Key[Array, ""] | None = None,
+    num_loops: int | Int[Array, " B"] | None = None,
+    **settings: Any,
+  ) -> Output:
+    if key is None and num_loops is None:
+      num_loops = default_loops
+    return model.encode(params, inputs, key=key, num_loops=num_loops, **settings)
+
+  return dataclasses.replace(model, encode=encode, num_loops=default_loops)
+
+
+def assemble(
+  settings: Settings, *, vocab_size: int, longest_distance: int | None = None
+) -> LoopedLM:
   """The module behind `build`, with the same arguments and errors."""
   _check(settings)
+  if longest_distance is not None:
+    _check_distances(settings["block"]["name"])
   head_name = settings["head"]["name"]
   injection_file = plugins.load("injection", settings["injection"]["name"])
   block, shared = _block(settings, vocab_size=vocab_size)
@@ -103,7 +133,21 @@ def assemble(settings: Settings, *, vocab_size: int) -> LoopedLM:
     depth=depths.make(settings.get("depth", {"name": "fixed"}), num_loops=settings["num_loops"]),
     remat=settings["remat"],
     exit_gate=settings.get("exit_gate", False),
+    longest_distance=longest_distance,
   )
+
+
+def _check_distances(block: str) -> None:
+  known = [
+    name
+    for name in plugins.names("blocks")
+    if getattr(plugins.load("blocks", name), "HAS_RELATIVE_DISTANCES", False)
+  ]
+  if block not in known:
+    raise UserError(
+      f"clamp_distance=True needs a block with learned relative distances ({', '.join(known)}); "
+      f"model.block.name={block!r} has none. Leave it at False."
+    )
 
 
 def _block(settings: Settings, *, vocab_size: int) -> tuple[Any, Any]:

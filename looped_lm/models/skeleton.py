@@ -76,6 +76,7 @@ class LoopedLM(nn.Module):
     depth: How many loops rows take in training.
     exit_gate: Whether a learned gate gives each state a probability of leaving (Ouro).
     remat: What the backward pass recomputes, a key of `nn.loops.REMAT`.
+    longest_distance: Relative distances beyond it read as it; None lets all be what they are.
   """
 
   embed: Settings
@@ -91,6 +92,7 @@ class LoopedLM(nn.Module):
   depth: depths.Depth
   remat: str
   exit_gate: bool = False
+  longest_distance: int | None = None
 
   def setup(self):
     block, settings = self.block
@@ -237,6 +239,7 @@ class LoopedLM(nn.Module):
         num_slots=1,
         capacity=capacity,
       ),
+      longest_distance=self.longest_distance,
     )
 
   def _context(self, inputs: Inputs, key: Key[Array, ""] | None) -> Context:
@@ -246,4 +249,5 @@ class LoopedLM(nn.Module):
       shared=None if self.shared_parts is None else self.shared_parts(),
       key=key,
       keys_B=None if key is None else dropout.row_keys(key, inputs.row_B),
+      longest_distance=self.longest_distance,
     )

@@ -23,6 +23,7 @@ class Context:
     keys_B: One key per row; None without randomness.
     loop_B: Inside the recurrence, how many loops each row has behind it; None outside.
     chunk: Where keys and values are kept for later tokens; None where all is read at once.
+    longest_distance: Relative distances beyond it read as it; None lets all be what they are.
   """
 
   see_BTS: Bool[Array, "B T S"]
@@ -32,6 +33,7 @@ class Context:
   keys_B: Key[Array, " B"] | None
   loop_B: Int[Array, " B"] | None = None
   chunk: Chunk | None = None
+  longest_distance: int | None = struct.field(pytree_node=False, default=None)
 
   def in_loop(self, loop: Int[Array, ""] | Int[Array, " B"]) -> "Context":
     """The context of one loop: the same, with fresh row keys.

@@ -16,20 +16,29 @@ from looped_lm.nn.norms import LayerNorm
 LOOKUPS = ("one_hot", "gather")
 
 
-def bucket_table(length: int, *, num_buckets: int, max_distance: int) -> Int[np.ndarray, "T S"]:
+def bucket_table(
+  length: int, *, num_buckets: int, max_distance: int, longest: int | None = None
+) -> Int[np.ndarray, "T S"]:
   """The row of the position table that each (query, key) pair uses.
 
   Args:
     length: T.
     num_buckets: K; the table has 2 K - 1 rows.
     max_distance: M; all distances from M - 1 on share the last bucket.
+    longest: Distances beyond it read as it; None lets all be what they are.
   """
   r_TS = np.arange(length)[:, None] - np.arange(length)[None, :]
-  return _buckets(r_TS, num_buckets, max_distance)
+  return _buckets(r_TS, num_buckets, max_distance, longest)
 
 
 def bucket_rows(
-  start: Int[Array, ""], length: int, capacity: int, *, num_buckets: int, max_distance: int
+  start: Int[Array, ""],
+  length: int,
+  capacity: int,
+  *,
+  num_buckets: int,
+  max_distance: int,
+  longest: int | None = None,
 ) -> Int[Array, "T S"]:
   """The rows of `bucket_table` for queries at start .. start + T - 1 and keys at 0 .. S - 1.
 
@@ -39,19 +48,24 @@ def bucket_rows(
     capacity: S.
     num_buckets: K.
     max_distance: M.
+    longest: As in `bucket_table`.
   """
-  bucket_r = _buckets(np.arange(1 - capacity, capacity), num_buckets, max_distance)
+  bucket_r = _buckets(np.arange(1 - capacity, capacity), num_buckets, max_distance, longest)
   r_TS = start + jnp.arange(length)[:, None] - jnp.arange(capacity)[None, :]
   return jnp.asarray(bucket_r)[r_TS + capacity - 1]
 
 
-def _buckets(r: Int[np.ndarray, "..."], num_buckets: int, max_distance: int) -> np.ndarray:
+def _buckets(
+  r: Int[np.ndarray, "..."], num_buckets: int, max_distance: int, longest: int | None
+) -> np.ndarray:
   """The rows for distances r = query - key.
 
   With mid = K // 2: |r| <= mid has its own bucket; beyond, the bucket is
   mid + ceil((mid - 1) ln(min(|r|, M - 1) / mid) / ln((M - 1) / mid)), with the sign of r. Made with
   numpy, because the last distance sits exactly on a step of the ceiling.
   """
+  if longest is not None:
+    r = np.clip(r, -longest, longest)
   mid = num_buckets // 2
   far = np.minimum(np.abs(r), max_distance - 1).clip(mid)
   steps = np.log(far / mid) / np.log((max_distance - 1) / mid) * (mid - 1)

@@ -284,13 +284,7 @@ def restore_params(
   item, wants_best = _WHICH[which]
   path = stored.existing(directory)
   with stored.open_folder(path) as manager:
-    if wants_best and step is None:
-      step = stored.best_step(manager)
-      if step is None:
-        raise UserError(
-          f"No checkpoint in {path} has a finite score to be the best by; use the latest instead."
-        )
-    step = stored.find(manager, path, step)
+    step = stored.find(manager, path, "best" if wants_best and step is None else step)
     layout = stored.read_layout(manager, path, step)
     if item not in layout:
       raise UserError(
@@ -318,7 +312,7 @@ def saved_config(directory: str, *, step: int | None = None) -> dict[str, Any]:
     return stored.read(manager, path, step, {"config": ocp.args.JsonRestore()})["config"]
 
 
-def saved_step(directory: str, *, step: int | None = None) -> int:
+def saved_step(directory: str, *, step: int | Literal["best"] | None = None) -> int:
   """Tells which checkpoint `step` is: the latest for None. Arguments and errors: `saved_config`."""
   path = stored.existing(directory)
   with stored.open_folder(path) as manager:

@@ -6,7 +6,7 @@ is read.
 
 from collections.abc import Mapping
 import math
-from typing import Any
+from typing import Any, Literal
 
 from etils import epath
 import jax
@@ -107,13 +107,22 @@ def best_step(manager: ocp.CheckpointManager) -> int | None:
   return -min(ranked)[1] if ranked else None
 
 
-def find(manager: ocp.CheckpointManager, path: epath.Path, step: int | None) -> int:
-  """Gives the step, or the latest for None; raises a `UserError` where it is not there."""
+def find(
+  manager: ocp.CheckpointManager, path: epath.Path, step: int | Literal["best"] | None
+) -> int:
+  """Gives the step, the latest for None; raises a `UserError` where it is not there."""
   steps = sorted(manager.all_steps())
   if not steps:
     raise UserError(f"{path} holds no complete checkpoint; train first, or give another workdir.")
   if step is None:
     return steps[-1]
+  if step == "best":
+    best = best_step(manager)
+    if best is None:
+      raise UserError(
+        f"No checkpoint in {path} has a finite score to be the best by; use the latest instead."
+      )
+    return best
   if step not in steps:
     raise UserError(f"{path} has no checkpoint of step {step}; it has {steps}.")
   return step

@@ -14,8 +14,9 @@ from looped_lm.configuration import sibling
 from looped_lm.data.tokenizer import Tokenizer
 from looped_lm.errors import UserError
 from looped_lm.export import huggingface
-from looped_lm.init import torch_weights
+from looped_lm.init import names_exported, torch_weights
 from looped_lm.models import looped, tensor_names
+from looped_lm.models.architecture import architecture
 from looped_lm.train import milestones
 from looped_lm.types import State
 
@@ -108,6 +109,24 @@ def test_import_undoes_export_and_export_undoes_import(exported, model, tokenize
   )
   for name in ("model.safetensors", "config.json", "tokenizer.json", "README.md"):
     assert (again / name).read_bytes() == (model.folder / name).read_bytes(), name
+
+
+def test_a_folder_tells_the_settings_of_its_network(exported, tokenizer):
+  """For every model that can be exported: the same architecture, and the same parameters."""
+  for name in exported.MODELS:
+    settings = exported.config_of(name)["model"]
+    told = huggingface.hf_config(settings, tokenizer=tokenizer, causal=False, seq_len=24)
+    told = json.loads(json.dumps(told))
+    assert told["trained_length"] == 24
+    again = names_exported.settings(told)
+    size = tokenizer.vocab_size
+    ours, theirs = (architecture(each, vocab_size=size) for each in (settings, again))
+    assert json.dumps(ours) == json.dumps(theirs), name
+    shapes = [
+      jax.eval_shape(looped.build(each, vocab_size=size).init, jax.random.key(0))
+      for each in (settings, again)
+    ]
+    assert shapes[0] == shapes[1], name
 
 
 def test_import_refuses_another_architecture_and_another_vocabulary(

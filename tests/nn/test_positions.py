@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from looped_lm.nn.positions import bucket_table, disentangled_bias
+from looped_lm.nn.positions import bucket_rows, bucket_table, disentangled_bias
 
 
 def test_the_published_table():
@@ -35,3 +35,17 @@ def test_both_lookups_give_the_definition():
   for lookup in ("one_hot", "gather"):
     ours = jax.jit(disentangled_bias, static_argnames="lookup")(q, k, rq, rk, table, lookup=lookup)
     np.testing.assert_allclose(ours, expected, atol=1e-5)
+
+
+def test_distances_beyond_the_longest_share_its_bucket_and_the_others_keep_theirs():
+  sizes = {"num_buckets": 8, "max_distance": 64}
+  r = np.arange(40)[:, None] - np.arange(40)[None, :]
+  free, held = bucket_table(40, **sizes), bucket_table(40, **sizes, longest=15)
+  near = np.abs(r) <= 15
+  np.testing.assert_array_equal(held[near], free[near])
+  assert set(held[r > 15]) == {free[15, 0]}
+  assert set(held[r < -15]) == {free[0, 15]}
+  assert free[39, 0] > free[15, 0]
+  # Read through a cache, the same.
+  rows = bucket_rows(jnp.int32(30), 4, 40, **sizes, longest=15)
+  np.testing.assert_array_equal(rows, held[30:34])

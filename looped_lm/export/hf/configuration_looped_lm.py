@@ -30,6 +30,7 @@ class LoopedLMConfig(PretrainedConfig):
       `LoopedLMModel.exit_probability`. All loops run all the same.
     causal: Whether the bare model and the sequence classifier let a token see the later ones
       (False) or not (True). `ForCausalLM` never does and `ForMaskedLM` always does.
+    trained_length: Tokens of a training row; a hint.
     max_position_embeddings: The longest row where positions are learned; else only a hint.
     classifier_dropout: In the sequence classifier.
     initializer_range: Standard deviation of new weights, such as a classifier's.
@@ -54,6 +55,7 @@ class LoopedLMConfig(PretrainedConfig):
     head=None,
     exit_gate=None,
     causal=None,
+    trained_length=None,
     max_position_embeddings=None,
     classifier_dropout=0.1,
     initializer_range=0.02,
@@ -74,6 +76,7 @@ class LoopedLMConfig(PretrainedConfig):
     self.head = dict(head or {})
     self.exit_gate = exit_gate
     self.causal = causal
+    self.trained_length = trained_length
     self.max_position_embeddings = max_position_embeddings
     self.classifier_dropout = classifier_dropout
     self.initializer_range = initializer_range

@@ -50,7 +50,7 @@ def run(tiny_config, tmp_path_factory):
   config, workdir = tiny_config(), tmp_path_factory.mktemp("run")
   config["data"] |= {"seq_len": SEQ_LEN, "paths": ("no such text",)}
   config["model"]["depth"]["name"] = "poisson"
-  config["model"]["block"]["max_distance"] = 64
+  config["model"]["block"]["max_distance"] = 240
   config["generate"] |= {"temperature": 0.0, "max_new_tokens": 5}
   tokenizer = tokenizers.train(LINES * 30, vocab_size=300, min_frequency=2, add_prefix_space=True)
   model = looped.build(config["model"], vocab_size=tokenizer.vocab_size)
@@ -244,7 +244,7 @@ def test_generation_takes_the_runs_settings_and_those_given(model):
 
 
 def test_far_distances_read_as_the_longest_trained_one(run, model):
-  """Rows of 16 tokens have distances up to 15; beyond, 16 to 20, 21 to 28 ... have buckets."""
+  """Rows of 16 tokens have distances up to 15; beyond, 16 begins a bucket."""
   clamped = looped_lm.load(run[1], clamp_distance=True)
   short = LONG[:28]
   assert len(model.tokenizer.encode(short)) < SEQ_LEN < len(model.tokenizer.encode(LONG)) < 64
@@ -255,9 +255,9 @@ def test_far_distances_read_as_the_longest_trained_one(run, model):
   assert np.abs(long - free_long)[:, SEQ_LEN + 8 :].max() > 1e-3
   # Where the vectors of farther distances are that of 15, the free model gives the same.
   K = run[0]["model"]["block"]["num_buckets"]
-  bucket = bucket_table(64, num_buckets=K, max_distance=64)[:, 0]
+  bucket = bucket_table(64, num_buckets=K, max_distance=240)[:, 0]
   vectors = np.array(model.params["shared"]["positions"]["embedding"])
-  assert bucket[15] < bucket[63] == 2 * (K - 1)
+  assert bucket[15] < bucket[16] <= bucket[63] == 2 * (K - 1)
   vectors[bucket[16:]] = vectors[bucket[15]]
   positions = model.params["shared"]["positions"] | {"embedding": jnp.asarray(vectors)}
   changed = copy.copy(model)

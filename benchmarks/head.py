@@ -3,11 +3,11 @@
     python benchmarks/head.py --chunks 128 256 512 [--objective mntp]
     python benchmarks/head.py --chunks 256 --step [--loops 3]
 
-Without `--step` the head alone is timed: its loss and gradients, given the hidden states. With it the
-whole training step, optimiser included. Both programs take turns, A B A B …, in one process; a ratio
-is that of neighbours, and its median and range are printed, so that other load on the machine tells
-little. Memory is what the compiler reports for temporaries. Tokens are random; of a causal row all
-positions but the last are supervised.
+Without `--step` the head alone is timed: its loss and gradients, given the hidden states. With it
+the whole training step, optimiser included. The programs take turns, A B A B …, in one process; a
+ratio is that of neighbours, and its median and range are printed, so that other load on the machine
+tells little. Memory is what the compiler reports for temporaries. Tokens are random; of a causal row
+all positions but the last are supervised.
 """
 
 import argparse
@@ -32,9 +32,7 @@ def programs(config, *, rows, length, chunks, whole_step):
   vocab_size = config["tokenizer"]["vocab_size"]
   model = looped.build(config["model"], vocab_size=vocab_size)
   tokens_BT = jax.random.randint(jax.random.key(0), (rows, length), 16, vocab_size)
-  batch = Batch(
-    tokens_BT=tokens_BT, segments_BT=jnp.ones_like(tokens_BT), row_B=jnp.arange(rows)
-  )
+  batch = Batch(tokens_BT=tokens_BT, segments_BT=jnp.ones_like(tokens_BT), row_B=jnp.arange(rows))
   vocabulary = Vocabulary(size=vocab_size, num_special=16, bos_id=1, pad_id=3, mask_id=4)
   plugin = load("objectives", config["objective"]["name"]).Objective
   params = jax.jit(model.init)(jax.random.key(1))

@@ -214,8 +214,8 @@ class Model:
     finish: (params, state_BTD, inputs) -> hidden_BTD; sends one recurrent state through the coda,
       so that any loop can be read out.
     readout: (params, hidden_BTD, row_B, key=None) -> logits_BTV in at least float32.
-    prepare: (params, hidden_BTD, row_B, key=None) -> (x_BTF, weights); all of `readout` but its last
-      product, and what that is taken with. Dropout is drawn here, by row.
+    prepare: (params, hidden_BTD, row_B, key=None) -> (x_BTF, weights); all of `readout` but its
+      last product, and what that is taken with. Dropout is drawn here, by row.
     project: (x, weights) -> logits of positions in any arrangement; `readout` is both in turn.
     draw_loops: (row_B, key, progress=1.0) -> loops_B, as `encode` draws them with the same key.
     make_cache: (batch, capacity, decoding) -> an empty cache for `decode`.

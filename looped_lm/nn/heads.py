@@ -1,7 +1,7 @@
 """From hidden states to logits, by the token table or a matrix of its own.
 
-A head works in two parts: `prepare` does all that needs rows, dropout above all; `project` takes the
-last product, by far the largest, and may be given any positions in any order.
+A head works in two parts: `prepare` does all that needs rows, dropout above all; `project` takes
+the last product, by far the largest, and may be given any positions in any order.
 """
 
 from collections.abc import Mapping

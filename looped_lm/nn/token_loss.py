@@ -102,9 +102,7 @@ def token_loss(
     loop_R11 = jnp.arange(1.0, 1.0 + len(p_RBT))[:, None, None]
     loops_BT = (p_RBT * loop_R11).sum(axis=0)
     figures = {**figures, "exit_loops": loops_BT, "exit_entropy_nats": entropy_BT}
-  return Loss(
-    sum_nats=sum_nats, weight=weight_BT.sum(), metrics=_by_mode(figures, task, modes)
-  )
+  return Loss(sum_nats=sum_nats, weight=weight_BT.sum(), metrics=_by_mode(figures, task, modes))
 
 
 def exit_distribution(leave_RBT: Float[Array, "R B T"]) -> Float[Array, "R B T"]:

@@ -16,8 +16,8 @@ import dataclasses
 import re
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 import pytest
 
@@ -51,9 +51,7 @@ def with_gradients(**settings):
 
   def total(weights, x_BTF, targets_BT, scale_BT, counts_BT):
     scale_BT = jnp.where(counts_BT, scale_BT, 0)
-    found = chunks.weighted_sum(
-      cost, weights, x_BTF, targets_BT, scale_BT, counts_BT, **settings
-    )
+    found = chunks.weighted_sum(cost, weights, x_BTF, targets_BT, scale_BT, counts_BT, **settings)
     return 3.0 * found[0], found[1]
 
   return jax.jit(jax.value_and_grad(total, argnums=(0, 1, 3), has_aux=True))
@@ -77,9 +75,7 @@ def test_chunks_have_the_numbers_of_all_at_once(x64, chunk_tokens, row_groups):
     (value, figures), gradients = ours(*problem(), counts_BT)
     (expected, reference), theirs_by = theirs(*problem(), counts_BT)
     assert value == pytest.approx(float(expected), rel=1e-12, abs=1e-12)
-    np.testing.assert_allclose(
-      figures["nats"][counts_BT], reference["nats"][counts_BT], rtol=1e-12
-    )
+    np.testing.assert_allclose(figures["nats"][counts_BT], reference["nats"][counts_BT], rtol=1e-12)
     for mine, other in zip(jax.tree.leaves(gradients), jax.tree.leaves(theirs_by), strict=True):
       np.testing.assert_allclose(mine, other, rtol=1e-12, atol=1e-12)
 

@@ -1,4 +1,4 @@
-"""What the compiler counts: memory of the backward pass by rematerialisation, and one program a run.
+"""What the compiler counts: memory by rematerialisation, and one program a run.
 
 Temporary memory does not depend on the machine's load, so it is a better guard than a clock. The
 model is the default config's, at its full size: it is compiled, never run.
@@ -31,9 +31,7 @@ def temporaries(tiny_config):
   def measure(*, remat, num_loops, chunk_tokens=config["objective"]["chunk_tokens"]):
     changes = {"remat": remat, "num_loops": num_loops, "compute_dtype": "float32"}
     model = looped.build(config["model"] | changes, vocab_size=size)
-    objective = clm.Objective(
-      vocabulary=vocabulary, z_loss_weight=1e-4, chunk_tokens=chunk_tokens
-    )
+    objective = clm.Objective(vocabulary=vocabulary, z_loss_weight=1e-4, chunk_tokens=chunk_tokens)
 
     def loss(params, tokens_BT, key):
       batch = Batch(

@@ -6,8 +6,8 @@
 Without `--step` the head alone is timed: its loss and gradients, given the hidden states. With it
 the whole training step, optimiser included. The programs take turns, A B A B …, in one process; a
 ratio is that of neighbours, and its median and range are printed, so that other load on the machine
-tells little. Memory is what the compiler reports for temporaries. Tokens are random; of a causal row
-all positions but the last are supervised.
+tells little. Memory is what the compiler reports for temporaries. Tokens are random; of a causal
+row all positions but the last are supervised.
 """
 
 import argparse

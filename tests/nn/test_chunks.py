@@ -5,11 +5,12 @@ What guards what; each fault was seeded once and made these tests fail:
 | fault | fails |
 |---|---|
 | the last chunk is not run | `…numbers_of_all_at_once` |
-| positions stay where they are | `…only_chunks_with_something_to_do…` |
+| positions stay where they are | `…numbers_of_all_at_once` |
+| all chunks are run | `…only_chunks_with_something_to_do…` |
 | figures come back in another order | `…numbers_of_all_at_once` |
-| dropout drawn after positions were moved | `…loss_and_gradients_of_a_model…` |
-| the gradient by the scale is left out | `…numbers_of_all_at_once`, `…exit_gate…` |
+| the gradient by the scale, or its factor, is left out | `…numbers_of_all_at_once` |
 | all rows are one group on a mesh | `…no_position_leaves_its_device` |
+| logits of all positions | `…never_in_memory` |
 """
 
 import dataclasses

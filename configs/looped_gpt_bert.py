@@ -94,7 +94,7 @@ def get_config(arguments: str = "") -> config_dict.ConfigDict:
         "token_weighted": False,
         "z_loss_weight": 1e-4,
         # Supervised positions whose logits exist at a time; 0 makes those of all positions at once.
-        "chunk_tokens": 256,
+        "chunk_tokens": 0,
       },
       "optim": {
         "name": "lamb",
@@ -240,7 +240,6 @@ def tiny(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
   config.model.block.mlp_dim = 64
   config.model.block.num_buckets = 8
   config.model.block.max_distance = 32
-  config.objective.chunk_tokens = 48
   config.train.total_epochs = 0.0
   config.train.total_steps = 20
   config.train.batch_size = 8

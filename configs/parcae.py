@@ -86,7 +86,7 @@ def get_config(arguments: str = "") -> config_dict.ConfigDict:
     }
   )
   config.objective = config_dict.ConfigDict(
-    {"name": "clm", "z_loss_weight": 0.0, "chunk_tokens": 256}
+    {"name": "clm", "z_loss_weight": 0.0}
   )
   config.evals.held_out = config_dict.ConfigDict({"modes": ("clm",)})
   config.evals.loop_diagnostics = config_dict.ConfigDict({"modes": ("clm",)})

@@ -93,6 +93,8 @@ def get_config(arguments: str = "") -> config_dict.ConfigDict:
         "mask_rate_end": 0.15,
         "token_weighted": False,
         "z_loss_weight": 1e-4,
+        # Supervised positions whose logits exist at a time; 0 makes those of all positions at once.
+        "chunk_tokens": 0,
       },
       "optim": {
         "name": "lamb",

@@ -214,6 +214,9 @@ class Model:
     finish: (params, state_BTD, inputs) -> hidden_BTD; sends one recurrent state through the coda,
       so that any loop can be read out.
     readout: (params, hidden_BTD, row_B, key=None) -> logits_BTV in at least float32.
+    prepare: (params, hidden_BTD, row_B, key=None) -> (x_BTF, weights); all of `readout` but its
+      last product, and what that is taken with. Dropout is drawn here, by row.
+    project: (x, weights) -> logits of positions in any arrangement; `readout` is both in turn.
     draw_loops: (row_B, key, progress=1.0) -> loops_B, as `encode` draws them with the same key.
     make_cache: (batch, capacity, decoding) -> an empty cache for `decode`.
     decode: (params, cache, continuation, decoding) -> (Decoded, cache); `decoding` is a
@@ -230,6 +233,8 @@ class Model:
   encode: Encode
   finish: Callable[..., Float[Array, "B T D"]]
   readout: Callable[..., Float[Array, "B T V"]]
+  prepare: Callable[..., tuple[Float[Array, "B T F"], Any]]
+  project: Callable[[Any, Any], Float[Array, "... V"]]
   draw_loops: Callable[..., Int[Array, " B"]]
   make_cache: Callable[..., Any]
   decode: Callable[..., tuple[Decoded, Any]]

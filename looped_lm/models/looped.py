@@ -230,6 +230,12 @@ def _as_functions(
   def readout(params, hidden_BTD, row_B, *, key=None):
     return apply("readout", params, hidden_BTD, row_B, key)
 
+  def prepare(params, hidden_BTD, row_B, *, key=None):
+    return apply("prepare", params, hidden_BTD, row_B, key)
+
+  def project(x, weights):
+    return apply("project", {}, x, weights)
+
   def make_cache(batch: int, capacity: int, decoding: Decoding) -> Any:
     chunk = Continuation(
       tokens_BT=jnp.zeros((batch, 1), jnp.int32),
@@ -255,6 +261,8 @@ def _as_functions(
     encode=encode,
     finish=finish,
     readout=readout,
+    prepare=prepare,
+    project=project,
     draw_loops=draw_loops,
     make_cache=make_cache,
     decode=decode,

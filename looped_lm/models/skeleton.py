@@ -15,6 +15,7 @@ from looped_lm.nn.cache import Chunk
 from looped_lm.nn.context import Context
 from looped_lm.nn.decode import Decoding, coda_chunk, decode_loops
 from looped_lm.nn.embed import Embed
+from looped_lm.nn.heads import Weights
 from looped_lm.nn.linear import Linear
 from looped_lm.nn.loops import recur
 from looped_lm.nn.precision import widen
@@ -191,8 +192,21 @@ class LoopedLM(nn.Module):
     key: Key[Array, ""] | None,
   ) -> Float[Array, "B T V"]:
     """Logits of every position."""
+    return self.project(*self.prepare(hidden_BTD, row_B, key))
+
+  def prepare(
+    self,
+    hidden_BTD: Float[Array, "B T D"],
+    row_B: Int[Array, " B"],
+    key: Key[Array, ""] | None,
+  ) -> tuple[Float[Array, "B T F"], Weights]:
+    """All of the read-out but its last product, and what that is taken with."""
     keys_B = None if key is None else dropout.row_keys(key, row_B)
-    return self.reader(hidden_BTD, self.embedder.table(), keys_B)
+    return self.reader.prepare(hidden_BTD, self.embedder.table(), keys_B)
+
+  def project(self, x: Float[Array, "... F"], weights: Weights) -> Float[Array, "... V"]:
+    """The last product of the read-out, for positions in any arrangement."""
+    return self.reader.project(x, weights)
 
   def __call__(self, inputs: Inputs) -> Float[Array, "B T V"]:
     """Touches every part once; parameters are made here."""

@@ -1,4 +1,8 @@
-"""From hidden states to logits, by the token table or a matrix of its own."""
+"""From hidden states to logits, by the token table or a matrix of its own.
+
+A head works in two parts: `prepare` does all that needs rows, dropout above all; `project` takes
+the last product, by far the largest, and may be given any positions in any order.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,15 +18,18 @@ from looped_lm.nn.linear import Linear, truncated_normal
 from looped_lm.nn.norms import NORMS, Norm, layer_norm
 from looped_lm.nn.precision import accumulator, narrow
 
+# What the last product of a head is taken with: the table and, where there is one, a bias.
+Weights = tuple[jax.Array, ...]
+
 
 def tied_logits(
-  x_BTD: Float[Array, "B T D"], embedding_VD: Float[Array, "V D"], compute_dtype: str
-) -> Float[Array, "B T V"]:
+  x: Float[Array, "... D"], embedding_VD: Float[Array, "V D"], compute_dtype: str
+) -> Float[Array, "... V"]:
   """x Eᵀ, summed and returned in at least float32."""
-  flat = narrow(x_BTD, compute_dtype).reshape(-1, x_BTD.shape[-1])
+  flat = narrow(x, compute_dtype).reshape(-1, x.shape[-1])
   embedding_VD = narrow(embedding_VD, compute_dtype)
   logits = jnp.einsum("ID,VD->IV", flat, embedding_VD, preferred_element_type=accumulator(flat))
-  return logits.reshape(*x_BTD.shape[:-1], -1)
+  return logits.reshape(*x.shape[:-1], -1)
 
 
 class TransformHead(nn.Module):
@@ -39,12 +46,13 @@ class TransformHead(nn.Module):
   compute_dtype: str = "float32"
 
   @nn.compact
-  def __call__(
+  def prepare(
     self,
     hidden_BTD: Float[Array, "B T D"],
     embedding_VD: Float[Array, "V D"],
     keys_B: Key[Array, " B"] | None,
-  ) -> Float[Array, "B T V"]:
+  ) -> tuple[Float[Array, "B T D"], Weights]:
+    """All but the last product, and what that is taken with."""
     vocab_size, embed_dim = embedding_VD.shape
     x_BTD = Linear(
       embed_dim,
@@ -56,7 +64,20 @@ class TransformHead(nn.Module):
     x_BTD = layer_norm(jax.nn.gelu(x_BTD, approximate=False), self.norm_eps)
     x_BTD = dropout.dropout(x_BTD, self.dropout_rate, keys_B, site=dropout.HEAD)
     bias_V = self.param("bias", nn.initializers.zeros, (vocab_size,))
-    return tied_logits(x_BTD, embedding_VD, self.compute_dtype) + bias_V
+    return x_BTD, (embedding_VD, bias_V)
+
+  def project(self, x: Float[Array, "... D"], weights: Weights) -> Float[Array, "... V"]:
+    """The last product, for positions in any arrangement."""
+    embedding_VD, bias_V = weights
+    return tied_logits(x, embedding_VD, self.compute_dtype) + bias_V
+
+  def __call__(
+    self,
+    hidden_BTD: Float[Array, "B T D"],
+    embedding_VD: Float[Array, "V D"],
+    keys_B: Key[Array, " B"] | None,
+  ) -> Float[Array, "B T V"]:
+    return self.project(*self.prepare(hidden_BTD, embedding_VD, keys_B))
 
 
 class LinearHead(nn.Module):
@@ -97,12 +118,13 @@ class LinearHead(nn.Module):
     return x_BTD if self.norm == "none" else self.final_norm(x_BTD)
 
   @nn.compact
-  def __call__(
+  def prepare(
     self,
     hidden_BTD: Float[Array, "B T D"],
     embedding_VD: Float[Array, "V D"],
     keys_B: Key[Array, " B"] | None,
-  ) -> Float[Array, "B T V"]:
+  ) -> tuple[Float[Array, "B T F"], Weights]:
+    """All but the last product, and what that is taken with."""
     x = self.normalize(hidden_BTD)
     x = dropout.dropout(x, self.dropout_rate, keys_B, site=dropout.HEAD)
     if not self.tied:
@@ -111,8 +133,20 @@ class LinearHead(nn.Module):
         x = Linear(self.factor_dim, init, compute_dtype=self.compute_dtype, name="down")(x)
       shape = (embedding_VD.shape[0], x.shape[-1])
       embedding_VD = self.param("table", init, shape)
-    logits_BTV = self.logit_scale * tied_logits(x, embedding_VD, self.compute_dtype)
-    return self.softcap * jnp.tanh(logits_BTV / self.softcap) if self.softcap else logits_BTV
+    return x, (embedding_VD,)
+
+  def project(self, x: Float[Array, "... F"], weights: Weights) -> Float[Array, "... V"]:
+    """The last product, for positions in any arrangement."""
+    logits = self.logit_scale * tied_logits(x, *weights, self.compute_dtype)
+    return self.softcap * jnp.tanh(logits / self.softcap) if self.softcap else logits
+
+  def __call__(
+    self,
+    hidden_BTD: Float[Array, "B T D"],
+    embedding_VD: Float[Array, "V D"],
+    keys_B: Key[Array, " B"] | None,
+  ) -> Float[Array, "B T V"]:
+    return self.project(*self.prepare(hidden_BTD, embedding_VD, keys_B))
 
 
 HEADS = {"linear": LinearHead, "transform": TransformHead}

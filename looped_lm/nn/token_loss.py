@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from looped_lm.nn import chunks
 from looped_lm.types import Batch, Loss, Model, Output, Params, Ratio, Task
 
 
@@ -39,6 +40,8 @@ def token_loss(
   z_loss_weight: float,
   modes: tuple[str, ...],
   exit_entropy_weight: float = 0.0,
+  chunk_tokens: int = 0,
+  row_groups: int = 1,
   progress: Float[Array, ""] | float = 1.0,
 ) -> Loss:
   """Σ w (cross-entropy + z_loss_weight · log²Z) over the task's positions.
@@ -54,27 +57,52 @@ def token_loss(
     key: The step's key, or None for no dropout and the model's own number of loops.
     z_loss_weight: Weight of the squared log-partition; 1e-4 in GPT-BERT.
     exit_entropy_weight: β of a model with an exit gate.
+    chunk_tokens: Supervised positions whose logits exist at a time; 0 makes those of all positions
+      at once. Changes rounding alone.
+    row_groups: Groups of rows that lie on different devices of one program; see `nn/chunks.py`.
     modes: Names of the values of `task.mode_B`; each gets its own loss and accuracy.
     progress: Steps taken over the steps of the run, for what changes along it; 1 is its end.
   """
   has_gate = model.exit_probability is not None
   output = model.encode(params, task.inputs, key=key, progress=progress, keep_states=has_gate)
-  logits_BTV = model.readout(params, output.hidden_BTD, task.inputs.row_B, key=key)
-  nats_BT, z_BT, correct_BT = token_figures(logits_BTV, task.targets_BT)
-  weight_BT = task.weight_BT.astype(nats_BT.dtype)
-  figures = {"loss_nats": nats_BT, "z_loss": z_BT, "accuracy": correct_BT}
-  cost_BT = nats_BT + z_loss_weight * z_BT
-  if has_gate:
-    cost_BT, entropy_BT, loops_BT = _expected_cost(
-      model, params, task, output, cost_BT, key=key, z_loss_weight=z_loss_weight
+
+  def cost(weights: Any, x: jax.Array, targets: jax.Array) -> tuple[jax.Array, chunks.Figures]:
+    nats, z, correct = token_figures(model.project(x, weights), targets)
+    return nats + z_loss_weight * z, {"loss_nats": nats, "z_loss": z, "accuracy": correct}
+
+  def read(hidden_BTD: jax.Array, scale_BT: jax.Array) -> tuple[jax.Array, Any]:
+    x_BTF, weights = model.prepare(params, hidden_BTD, task.inputs.row_B, key=key)
+    return chunks.weighted_sum(
+      cost,
+      weights,
+      x_BTF,
+      task.targets_BT,
+      scale_BT,
+      task.weight_BT != 0,
+      chunk_tokens=chunk_tokens,
+      row_groups=row_groups,
     )
-    cost_BT = cost_BT - exit_entropy_weight * entropy_BT
-    figures |= {"exit_loops": loops_BT, "exit_entropy_nats": entropy_BT}
-  return Loss(
-    sum_nats=(weight_BT * cost_BT).sum(),
-    weight=weight_BT.sum(),
-    metrics=_by_mode(figures, task, modes),
-  )
+
+  weight_BT = task.weight_BT.astype(jnp.promote_types(output.hidden_BTD.dtype, jnp.float32))
+  if not has_gate:
+    sum_nats, figures = read(output.hidden_BTD, weight_BT)
+  else:
+    p_RBT, entropy_BT = _exits(model, params, output)
+    sum_nats, figures = read(output.hidden_BTD, weight_BT * p_RBT[-1])
+
+    @jax.checkpoint
+    def earlier(part: tuple[Any, jax.Array]) -> jax.Array:
+      # A coda without dropout. One loop's logits at a time, made again in the backward pass.
+      h_BTD, p_BT = part
+      return read(model.finish(params, h_BTD, task.inputs), weight_BT * p_BT)[0]
+
+    states_RBTD = jax.tree.map(lambda x: x[:-1], output.states_RBTD)
+    sum_nats = sum_nats + jax.lax.map(earlier, (states_RBTD, p_RBT[:-1])).sum()
+    sum_nats = sum_nats - exit_entropy_weight * (weight_BT * entropy_BT).sum()
+    loop_R11 = jnp.arange(1.0, 1.0 + len(p_RBT))[:, None, None]
+    loops_BT = (p_RBT * loop_R11).sum(axis=0)
+    figures = {**figures, "exit_loops": loops_BT, "exit_entropy_nats": entropy_BT}
+  return Loss(sum_nats=sum_nats, weight=weight_BT.sum(), metrics=_by_mode(figures, task, modes))
 
 
 def exit_distribution(leave_RBT: Float[Array, "R B T"]) -> Float[Array, "R B T"]:
@@ -84,39 +112,14 @@ def exit_distribution(leave_RBT: Float[Array, "R B T"]) -> Float[Array, "R B T"]
   return jnp.concatenate([(leave_RBT * reaches_RBT)[:-1], reaches_RBT[-1:]])
 
 
-def _expected_cost(
-  model: Model,
-  params: Params,
-  task: Task,
-  output: Output,
-  last_BT: Float[Array, "B T"],
-  *,
-  key: Key[Array, ""] | None,
-  z_loss_weight: float,
-) -> tuple[Float[Array, "B T"], Float[Array, "B T"], Float[Array, "B T"]]:
-  """Expected cost over the gate's exits, the entropy of these, and their mean loop, from 1.
-
-  Earlier loops go through a coda without dropout; the last one's cost, `last_BT`, is at hand.
-  """
+def _exits(
+  model: Model, params: Params, output: Output
+) -> tuple[Float[Array, "R B T"], Float[Array, "B T"]]:
+  """How probable each loop is to be the last, and the entropy of that in nats."""
   assert model.exit_probability is not None
-  states_RBTD = output.states_RBTD
-  assert states_RBTD is not None
   leave = functools.partial(model.exit_probability, params)
-  p_RBT = exit_distribution(jax.vmap(leave)(states_RBTD))
-
-  @jax.checkpoint
-  def cost(h_BTD: jax.Array) -> Float[Array, "B T"]:
-    # One loop's logits at a time, made again in the backward pass.
-    hidden_BTD = model.finish(params, h_BTD, task.inputs)
-    logits_BTV = model.readout(params, hidden_BTD, task.inputs.row_B, key=key)
-    nats_BT, z_BT, _ = token_figures(logits_BTV, task.targets_BT)
-    return nats_BT + z_loss_weight * z_BT
-
-  earlier_RBT = jax.lax.map(cost, jax.tree.map(lambda x: x[:-1], states_RBTD))
-  cost_RBT = jnp.concatenate([earlier_RBT, last_BT[None]])
-  entropy_BT = -(p_RBT * jnp.log(jnp.maximum(p_RBT, 1e-20))).sum(axis=0)
-  loop_R11 = jnp.arange(1.0, 1.0 + len(p_RBT))[:, None, None]
-  return (p_RBT * cost_RBT).sum(axis=0), entropy_BT, (p_RBT * loop_R11).sum(axis=0)
+  p_RBT = exit_distribution(jax.vmap(leave)(output.states_RBTD))
+  return p_RBT, -(p_RBT * jnp.log(jnp.maximum(p_RBT, 1e-20))).sum(axis=0)
 
 
 def _by_mode(figures: dict[str, Any], task: Task, modes: tuple[str, ...]) -> dict[str, Ratio]:

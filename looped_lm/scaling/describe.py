@@ -60,7 +60,13 @@ def _cost(config: Mapping[str, Any], params: Params) -> list[str]:
   devices = jax.device_count()
   rows = max(1, train["batch_size"] // (devices * train["micro_batches"]))
   training = flops.training_flops_per_token(model, params, seq_len=seq_len, rows=rows)
-  size = memory.activation_bytes(model, params, rows=rows, seq_len=seq_len)
+  size = memory.activation_bytes(
+    model,
+    params,
+    rows=rows,
+    seq_len=seq_len,
+    chunk_tokens=config.get("objective", {}).get("chunk_tokens", 0),
+  )
   layers = model["prelude_layers"] + macs.num_loops * model["core_layers"] + model["coda_layers"]
   pieces = f"{layers} layer applications: {model['prelude_layers']} + "
   pieces += f"{macs.num_loops} × {model['core_layers']} + {model['coda_layers']}"

@@ -26,7 +26,9 @@ _LOGITS = 3
 _FLOAT32_BYTES = 4
 
 
-def activation_bytes(model: Mapping[str, Any], params: Params, *, rows: int, seq_len: int) -> int:
+def activation_bytes(
+  model: Mapping[str, Any], params: Params, *, rows: int, seq_len: int, chunk_tokens: int = 0
+) -> int:
   """Estimates the peak of a step's temporary memory on one device.
 
   Args:
@@ -34,6 +36,7 @@ def activation_bytes(model: Mapping[str, Any], params: Params, *, rows: int, seq
     params: Parameters or their shapes.
     rows: Rows that go through a device at once: batch / (devices × micro-batches).
     seq_len: T.
+    chunk_tokens: `objective.chunk_tokens`: positions whose logits exist at a time, 0 for all.
   """
   product_bytes = 2 if model["compute_dtype"] == "bfloat16" else _FLOAT32_BYTES
   outputs = _layer_outputs(model, params)
@@ -55,6 +58,7 @@ def activation_bytes(model: Mapping[str, Any], params: Params, *, rows: int, seq
   once = (model["prelude_layers"] + model["coda_layers"]) * kept
   live = (outputs + _LIVE_SCORES * scores) * _FLOAT32_BYTES
   logits = _LOGITS * params["embed"]["embedding"].shape[0] * _FLOAT32_BYTES
+  logits *= min(1.0, (chunk_tokens or rows * seq_len) / (rows * seq_len))
   # At the head all kept values exist but nothing recomputed does; later it is the other way round.
   held = looped - (core * kept if model["remat"] == "full" else 0)
   if model["remat"] == "dots":

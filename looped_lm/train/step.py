@@ -30,11 +30,13 @@ class Placement:
     gather: Parameters, as the forward pass reads them.
     scatter: Gradients, as the optimiser reads them.
     spread: Micro-batches [number, rows, ...], as they are worked off.
+    row_groups: Groups of neighbouring rows that lie on different devices of one program.
   """
 
   gather: Callable[[Params], Params] = _as_it_is
   scatter: Callable[[Params], Params] = _as_it_is
   spread: Callable[[Task], Task] = _as_it_is
+  row_groups: int = 1
 
 
 _ANYWHERE = Placement()
@@ -85,7 +87,14 @@ def make_train_step(
     params: Params, task: Task, key: jax.Array, progress: jax.Array, placement: Placement
   ) -> tuple[Params, Loss]:
     def loss_sum(params: Params) -> tuple[jax.Array, Loss]:
-      loss = objective.loss(model, params, task, key=key, progress=progress)
+      loss = objective.loss(
+        model,
+        params,
+        task,
+        key=key,
+        progress=progress,
+        row_groups=placement.row_groups,
+      )
       return loss.sum_nats, loss
 
     grads, loss = jax.grad(loss_sum, has_aux=True)(params)

@@ -63,6 +63,8 @@ class ByHand:
       encode=encode,
       finish=lambda params, state, inputs: state,
       readout=lambda params, hidden, row_B, key=None: hidden,
+      prepare=lambda params, hidden, row_B, key=None: (hidden, ()),
+      project=lambda x, weights: x,
       draw_loops=lambda row_B, key, progress=1.0: row_B,
       make_cache=None,
       decode=None,

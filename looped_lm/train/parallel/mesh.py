@@ -79,7 +79,12 @@ class MeshStrategy:
 
   def compile_step(self, train_step: Callable[..., Any]) -> Callable[..., Any]:
     """Compiles (state, batch) -> (state, metrics); the state passed in is consumed."""
-    placement = Placement(gather=self._gathered, scatter=self._scattered, spread=self._spread)
+    placement = Placement(
+      gather=self._gathered,
+      scatter=self._scattered,
+      spread=self._spread,
+      row_groups=self.data * self.fsdp,
+    )
 
     def placed(state: State, batch: Batch) -> Any:
       return train_step(state, batch, placement=placement)

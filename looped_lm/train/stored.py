@@ -5,6 +5,7 @@ is read.
 """
 
 from collections.abc import Callable, Mapping
+import json
 import math
 from typing import Any
 
@@ -19,6 +20,7 @@ from looped_lm.train import checksums
 from looped_lm.types import State
 
 _ITEMS = ("params", "ema", "opt")
+_SCORE = "metrics/metrics"  # Where Orbax keeps it.
 LAYOUT = "layout"
 SUMMED = "has_checksums"  # In the layout beside the items; not there in earlier versions.
 
@@ -89,10 +91,15 @@ def open_folder(
 
   `written` is called in the background, by process 0, when all files of a checkpoint are written
   and before it counts as complete.
+
+  Raises:
+    UserError: A score in it is damaged, or it cannot be read.
   """
+  if path.is_dir():
+    _check_scores(path)
   if keep_latest is None:
     options = ocp.CheckpointManagerOptions(create=False, best_fn=_rank)
-    return ocp.CheckpointManager(path, options=options)
+    return _opened(path, options)
   keep: list[Any] = [policies.LatestN(keep_latest)]
   if keep_best:
     keep.append(policies.BestN(get_metric_fn=_rank, reverse=True, n=1))
@@ -103,7 +110,36 @@ def open_folder(
     cleanup_tmp_directories=True,
     async_options=ocp.options.AsyncOptions(post_finalization_callback=written),
   )
-  return ocp.CheckpointManager(path, options=options)
+  return _opened(path, options)
+
+
+def _opened(path: epath.Path, options: ocp.CheckpointManagerOptions) -> ocp.CheckpointManager:
+  try:
+    return ocp.CheckpointManager(path, options=options)
+  except OSError:  # Of a folder that cannot be made; whoever asked for it says so.
+    raise
+  except Exception as error:  # What lies there is not what Orbax leaves.
+    why = " ".join(str(error).split())[:200]
+    raise UserError(
+      f"{path} cannot be read ({why}); move away what is no checkpoint, or give another --workdir."
+    ) from error
+
+
+def _check_scores(path: epath.Path) -> None:
+  """Raises where a score is not what was written: another checkpoint would pass for the best."""
+  for step in _steps_in(path):
+    folder = path / str(step)
+    file = folder / _SCORE
+    if not file.exists():  # It has none, or is being removed by a run.
+      continue
+    why = checksums.problem(folder, (_SCORE.split("/")[0],), required=False)
+    try:
+      if why is None:
+        float(_rank(json.loads(file.read_text())))
+        continue
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+      why = f"{_SCORE} cannot be read: {' '.join(str(error).split())[:200]}"
+    raise UserError(f"Checkpoint {step} in {path} is damaged ({why}); move {folder} away to go on.")
 
 
 def _rank(metrics: Any) -> float:
@@ -131,17 +167,24 @@ def find(manager: ocp.CheckpointManager, path: epath.Path, step: int | None) -> 
   return step
 
 
-def _damaged(manager: ocp.CheckpointManager, path: epath.Path, step: int, why: str) -> UserError:
+def _damaged(path: epath.Path, step: int, why: str) -> UserError:
   """Names the checkpoint that cannot be read and the newest whole one to go back to."""
-  earlier = sorted((s for s in manager.all_steps() if s < step), reverse=True)
+  steps = _steps_in(path)
+  earlier = sorted((s for s in steps if s < step), reverse=True)
   good = next((s for s in earlier if _is_whole(path / str(s))), None)
   if good is None:
     advice = "there is no earlier one, so start again in another --workdir"
   else:
-    later = [str(path / str(s)) for s in sorted(manager.all_steps()) if s > good]
+    later = [str(path / str(s)) for s in steps if s > good]
     advice = f"move {' and '.join(later)} away to go on from step {good}"
   why = " ".join(why.split())[:200]
   return UserError(f"Checkpoint {step} in {path} is damaged or not ours ({why}); {advice}.")
+
+
+def _steps_in(path: epath.Path) -> list[int]:
+  """The steps that have a folder, in order; it says nothing of what is in them."""
+  names = [child.name for child in path.iterdir() if child.is_dir()]
+  return sorted(int(name) for name in names if name.isdecimal() and name == str(int(name)))
 
 
 def _is_whole(folder: epath.Path) -> bool:
@@ -168,11 +211,11 @@ def read(
   """
   why = checksums.problem(path / str(step), wanted, required=summed)
   if why is not None:
-    raise _damaged(manager, path, step, why)
+    raise _damaged(path, step, why)
   try:
     return dict(manager.restore(step, args=ocp.args.Composite(**wanted)).items())
   except Exception as error:  # Each storage layer has its own errors.
-    raise _damaged(manager, path, step, f"{type(error).__name__}: {error}") from error
+    raise _damaged(path, step, f"{type(error).__name__}: {error}") from error
 
 
 def read_layout(
@@ -182,7 +225,7 @@ def read_layout(
   layout = read(manager, path, step, {LAYOUT: ocp.args.JsonRestore()})[LAYOUT]
   summed = isinstance(layout, dict) and layout.pop(SUMMED, False)
   if not isinstance(layout, dict) or not {"params"} <= layout.keys() <= set(_ITEMS):
-    raise _damaged(manager, path, step, "its layout is not a list of leaves")
+    raise _damaged(path, step, "its layout is not a list of leaves")
   return layout, summed
 
 

@@ -106,8 +106,8 @@ def test_a_folder_without_its_sums_has_no_name(directory, monkeypatch):
   def fails(*arguments):
     raise OSError(28, "No space left on device")
 
-  monkeypatch.setattr(checksums, "_sum", fails)
   with opened(directory) as checkpoints:
+    monkeypatch.setattr(checksums, "_sum", fails)
     checkpoints.save(make_state(12), data={})
     with pytest.raises(UserError, match=r"No room .* checkpoint 12"):
       checkpoints.wait()

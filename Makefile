@@ -32,8 +32,8 @@ HF_PINS ?=
 # Any torch will do. This one is without CUDA, so a tenth of the size, where pip finds it.
 HF_TORCH ?= torch==2.13.0+cpu
 
-.PHONY: help setup quickstart check format test test-slow test-all golden smoke test-colab test-hf \
-  clean
+.PHONY: help setup quickstart check format test test-slow test-all fuzz golden smoke test-colab \
+  test-hf clean
 
 help: ## Lists the targets.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -75,6 +75,9 @@ test-slow: setup ## The slow tests, the notebook among them.
 
 test-all: setup ## All tests but those of test-hf.
 	$(PY) $(PYTEST) -m "not hf"
+
+fuzz: setup ## Corpora, checkpoints and configs at random: 500 cases of each, others every time.
+	FUZZ_CASES=$${FUZZ_CASES:-500} $(PY) $(PYTEST) $(wildcard tests/reliability/test_fuzz_*.py)
 
 golden: setup ## The numbers of the reference implementations.
 	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(PY) -m pytest -q tests/test_golden.py

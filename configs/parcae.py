@@ -85,9 +85,7 @@ def get_config(arguments: str = "") -> config_dict.ConfigDict:
       "head": {"name": "linear", "norm": "rms", "norm_eps": 1e-5, "tied": True},
     }
   )
-  config.objective = config_dict.ConfigDict(
-    {"name": "clm", "z_loss_weight": 0.0}
-  )
+  config.objective = config_dict.ConfigDict({"name": "clm", "z_loss_weight": 0.0})
   config.evals.held_out = config_dict.ConfigDict({"modes": ("clm",)})
   config.evals.loop_diagnostics = config_dict.ConfigDict({"modes": ("clm",)})
   config.optim = config_dict.ConfigDict(

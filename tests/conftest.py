@@ -39,8 +39,15 @@ import pytest
 from looped_lm.configuration import sibling
 
 # The same examples on every machine and every run, and never a failure because it was slow.
+# FUZZ_CASES=500 looks further: so many of each, and others every time.
+_CASES = os.environ.get("FUZZ_CASES")
 hypothesis.settings.register_profile(
-  "looped_lm", derandomize=True, deadline=None, max_examples=25, database=None
+  "looped_lm",
+  derandomize=_CASES is None,
+  deadline=None,
+  max_examples=int(_CASES or 25),
+  database=None,
+  print_blob=True,
 )
 hypothesis.settings.load_profile("looped_lm")
 

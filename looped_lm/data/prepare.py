@@ -93,7 +93,8 @@ def prepare(
       manifest = folders.read_manifest(folder, verify=True)
       progress(f"Copying prepared data to {bucket}.")
       folders.copy(folder, bucket, manifest=manifest)
-  return load_prepared(folder)
+  # Reading it once more costs less than the inputs took, which are hashed on every start.
+  return load_prepared(folder, verify=True)
 
 
 def find_prepared(data: dict[str, Any], tokenizer: dict[str, Any], *, seed: int) -> Prepared | None:

@@ -169,6 +169,7 @@ def check(config: Config) -> None:
   strategy.check_eval_batch(evals["batch_size"])
   size = max(config["tokenizer"]["vocab_size"], 17)
   looped.build(config["model"], vocab_size=size, longest_distance=longest_distance(config))
+  strategy.check_model(config["model"])
   _objective(config, Vocabulary(size=size, num_special=16, bos_id=1, pad_id=3, mask_id=4))
   _init(config)
   _optimizer(config)

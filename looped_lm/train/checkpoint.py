@@ -4,7 +4,7 @@ One folder per step, written in the background by Orbax and renamed only when co
 killed run leaves whole checkpoints. Each holds separate items: `params`, `ema` and `opt` (optimiser
 state, step, key), so that parameters can be read alone; `data` (the position in the data) and
 `config` as JSON; `layout`, the shape of every leaf, so that a mismatch is named before any array is
-read.
+read; and the checksums of all files.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ import jax
 from orbax import checkpoint as ocp
 
 from looped_lm.errors import UserError
-from looped_lm.train import stored
+from looped_lm.train import checksums, stored
 from looped_lm.types import Params, State
 
 # which -> (item, wants the best step)
@@ -84,7 +84,10 @@ class Checkpoints:
     self._saving: int | None = None
     try:
       self._manager = stored.open_folder(
-        self._directory, keep_latest=keep_latest, keep_best=best_metric is not None
+        self._directory,
+        keep_latest=keep_latest,
+        keep_best=best_metric is not None,
+        written=self._sum_up,
       )
     except OSError as error:
       raise UserError(
@@ -139,12 +142,13 @@ class Checkpoints:
       items["opt"] = stored.optimiser_part(state)
     if state.ema is not None:
       items["ema"] = state.ema
-    layout = {name: stored.layout(tree) for name, tree in items.items()}
+    layout: dict[str, Any] = {name: stored.layout(tree) for name, tree in items.items()}
+    layout[stored.SUMMED] = True
     arguments: dict[str, Any] = {k: ocp.args.StandardSave(v) for k, v in items.items()}
     arguments |= {
       "data": ocp.args.JsonSave(dict(data)),
       "config": ocp.args.JsonSave(self._config),
-      "layout": ocp.args.JsonSave(layout),
+      stored.LAYOUT: ocp.args.JsonSave(layout),
     }
     self.wait()
     self._check_room(step, items)
@@ -211,6 +215,10 @@ class Checkpoints:
         self._manager.close()
       except Exception as error:  # `wait` has told of it.
         logging.debug("Closing the checkpoints: %s", error)
+
+  def _sum_up(self) -> None:
+    assert self._saving is not None
+    checksums.write(self._directory, self._saving)
 
   def _score(self, metrics: Mapping[str, float]) -> float | None:
     """Gives the figure checkpoints are ranked by, lower is better; None where there is none."""
@@ -285,7 +293,7 @@ def restore_params(
   path = stored.existing(directory)
   with stored.open_folder(path) as manager:
     step = stored.find(manager, path, "best" if wants_best and step is None else step)
-    layout = stored.read_layout(manager, path, step)
+    layout, summed = stored.read_layout(manager, path, step)
     if item not in layout:
       raise UserError(
         f"Checkpoint {step} in {path} has no average of the parameters (train.ema_decay was 0); "
@@ -293,7 +301,7 @@ def restore_params(
       )
     stored.compare(layout[item], abstract_params, item=item, step=step, directory=path, dtype=False)
     wanted = {item: ocp.args.StandardRestore(stored.abstract(abstract_params))}
-    return stored.read(manager, path, step, wanted)[item]
+    return stored.read(manager, path, step, wanted, summed=summed)[item]
 
 
 def saved_config(directory: str, *, step: int | None = None) -> dict[str, Any]:

@@ -4,7 +4,8 @@ Every leaf is compared with the layout that was saved, so that a mismatch is nam
 is read.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+import json
 import math
 from typing import Any, Literal
 
@@ -15,9 +16,13 @@ from orbax import checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
 
 from looped_lm.errors import UserError
+from looped_lm.train import checksums
 from looped_lm.types import State
 
 _ITEMS = ("params", "ema", "opt")
+_SCORE = "metrics/metrics"  # Where Orbax keeps it.
+LAYOUT = "layout"
+SUMMED = "has_checksums"  # In the layout beside the items; not there in earlier versions.
 
 
 def absolute(directory: str) -> epath.Path:
@@ -34,7 +39,7 @@ def restore(
   items = {"params": like.params, "opt": optimiser_part(like)}
   if like.ema is not None:
     items["ema"] = like.ema
-  layout = read_layout(manager, directory, step)
+  layout, summed = read_layout(manager, directory, step)
   if "opt" not in layout:
     raise UserError(
       f"Checkpoint {step} in {directory} holds weights alone: it can be exported, and no run can "
@@ -50,7 +55,7 @@ def restore(
     compare(layout[name], tree, item=name, step=step, directory=directory, dtype=True)
   wanted: dict[str, Any] = {k: ocp.args.StandardRestore(abstract(v)) for k, v in items.items()}
   wanted["data"] = ocp.args.JsonRestore()
-  got = read(manager, directory, step, wanted)
+  got = read(manager, directory, step, wanted, summed=summed)
   state = State(
     step=got["opt"]["step"],
     params=got["params"],
@@ -76,12 +81,25 @@ def existing(directory: str) -> epath.Path:
 
 
 def open_folder(
-  path: epath.Path, *, keep_latest: int | None = None, keep_best: bool = False
+  path: epath.Path,
+  *,
+  keep_latest: int | None = None,
+  keep_best: bool = False,
+  written: Callable[[], None] | None = None,
 ) -> ocp.CheckpointManager:
-  """Opens a folder: to write, or where `keep_latest` is None to read, changing nothing."""
+  """Opens a folder: to write, or where `keep_latest` is None to read, changing nothing.
+
+  `written` is called in the background, by process 0, when all files of a checkpoint are written
+  and before it counts as complete.
+
+  Raises:
+    UserError: A score in it is damaged, or it cannot be read.
+  """
+  if path.is_dir():
+    _check_scores(path)
   if keep_latest is None:
     options = ocp.CheckpointManagerOptions(create=False, best_fn=_rank)
-    return ocp.CheckpointManager(path, options=options)
+    return _opened(path, options)
   keep: list[Any] = [policies.LatestN(keep_latest)]
   if keep_best:
     keep.append(policies.BestN(get_metric_fn=_rank, reverse=True, n=1))
@@ -90,8 +108,38 @@ def open_folder(
     best_fn=_rank,  # Metrics are dropped in silence unless it is set.
     best_mode="min",
     cleanup_tmp_directories=True,
+    async_options=ocp.options.AsyncOptions(post_finalization_callback=written),
   )
-  return ocp.CheckpointManager(path, options=options)
+  return _opened(path, options)
+
+
+def _opened(path: epath.Path, options: ocp.CheckpointManagerOptions) -> ocp.CheckpointManager:
+  try:
+    return ocp.CheckpointManager(path, options=options)
+  except OSError:  # Of a folder that cannot be made; whoever asked for it says so.
+    raise
+  except Exception as error:  # What lies there is not what Orbax leaves.
+    why = " ".join(str(error).split())[:200]
+    raise UserError(
+      f"{path} cannot be read ({why}); move away what is no checkpoint, or give another --workdir."
+    ) from error
+
+
+def _check_scores(path: epath.Path) -> None:
+  """Raises where a score is not what was written: another checkpoint would pass for the best."""
+  for step in _steps_in(path):
+    folder = path / str(step)
+    file = folder / _SCORE
+    if not file.exists():  # It has none, or is being removed by a run.
+      continue
+    why = checksums.problem(folder, (_SCORE.split("/")[0],), required=False)
+    try:
+      if why is None:
+        float(_rank(json.loads(file.read_text())))
+        continue
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+      why = f"{_SCORE} cannot be read: {' '.join(str(error).split())[:200]}"
+    raise UserError(f"Checkpoint {step} in {path} is damaged ({why}); move {folder} away to go on.")
 
 
 def _rank(metrics: Any) -> float:
@@ -128,35 +176,66 @@ def find(
   return step
 
 
-def _damaged(manager: ocp.CheckpointManager, path: epath.Path, step: int, why: str) -> UserError:
-  """Names the checkpoint that cannot be read and the one to go back to."""
-  earlier = [s for s in manager.all_steps() if s < step and (path / str(s) / "layout").is_dir()]
-  if earlier:
-    advice = f"move {path / str(step)} away to go on from step {max(earlier)}"
-  else:
+def _damaged(path: epath.Path, step: int, why: str) -> UserError:
+  """Names the checkpoint that cannot be read and the newest whole one to go back to."""
+  steps = _steps_in(path)
+  earlier = sorted((s for s in steps if s < step), reverse=True)
+  good = next((s for s in earlier if _is_whole(path / str(s))), None)
+  if good is None:
     advice = "there is no earlier one, so start again in another --workdir"
+  else:
+    later = [str(path / str(s)) for s in steps if s > good]
+    advice = f"move {' and '.join(later)} away to go on from step {good}"
   why = " ".join(why.split())[:200]
   return UserError(f"Checkpoint {step} in {path} is damaged or not ours ({why}); {advice}.")
 
 
+def _steps_in(path: epath.Path) -> list[int]:
+  """The steps that have a folder, in order; it says nothing of what is in them."""
+  names = [child.name for child in path.iterdir() if child.is_dir()]
+  return sorted(int(name) for name in names if name.isdecimal() and name == str(int(name)))
+
+
+def _is_whole(folder: epath.Path) -> bool:
+  items = [name for name in (*_ITEMS, "data", "config", LAYOUT) if (folder / name).is_dir()]
+  return LAYOUT in items and checksums.problem(folder, items, required=False) is None
+
+
 def read(
-  manager: ocp.CheckpointManager, path: epath.Path, step: int, wanted: Mapping[str, Any]
+  manager: ocp.CheckpointManager,
+  path: epath.Path,
+  step: int,
+  wanted: Mapping[str, Any],
+  *,
+  summed: bool = False,
 ) -> dict[str, Any]:
-  """Reads items; whatever goes wrong is told as damage, with the step to go back to."""
+  """Reads items; whatever goes wrong is told as damage, with the step to go back to.
+
+  Args:
+    manager: Of the folder.
+    path: The folder.
+    step: Which checkpoint.
+    wanted: Item -> how to restore it.
+    summed: Whether the checkpoint is known to have checksums; where it has, they are compared.
+  """
+  why = checksums.problem(path / str(step), wanted, required=summed)
+  if why is not None:
+    raise _damaged(path, step, why)
   try:
     return dict(manager.restore(step, args=ocp.args.Composite(**wanted)).items())
   except Exception as error:  # Each storage layer has its own errors.
-    raise _damaged(manager, path, step, f"{type(error).__name__}: {error}") from error
+    raise _damaged(path, step, f"{type(error).__name__}: {error}") from error
 
 
 def read_layout(
   manager: ocp.CheckpointManager, path: epath.Path, step: int
-) -> dict[str, dict[str, Any]]:
-  """Reads the shape of every leaf: item -> path -> [shape, dtype]."""
-  layout = read(manager, path, step, {"layout": ocp.args.JsonRestore()})["layout"]
+) -> tuple[dict[str, dict[str, Any]], bool]:
+  """Reads the shape of every leaf: item -> path -> [shape, dtype]; and whether there are sums."""
+  layout = read(manager, path, step, {LAYOUT: ocp.args.JsonRestore()})[LAYOUT]
+  summed = isinstance(layout, dict) and layout.pop(SUMMED, False)
   if not isinstance(layout, dict) or not {"params"} <= layout.keys() <= set(_ITEMS):
-    raise _damaged(manager, path, step, "its layout is not a list of leaves")
-  return layout
+    raise _damaged(path, step, "its layout is not a list of leaves")
+  return layout, summed
 
 
 def optimiser_part(state: State) -> dict[str, Any]:

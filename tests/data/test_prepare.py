@@ -380,3 +380,14 @@ def test_a_full_disk_keeps_nothing(where, raw, monkeypatch):
   with pytest.raises(UserError, match=r"the disk is full; nothing was kept"):
     run(data)
   assert [name for name in prepared_names(data) if not name.endswith("-lock")] == []
+
+
+@pytest.mark.parametrize("file", ["train/tokens.npy", "validation/start_P.npy", "unigram.npy"])
+def test_a_flipped_bit_stops_the_next_start(file, raw):
+  """Its size is right, so the checksum alone can tell."""
+  path = run(settings(raw)).directory / file
+  content = bytearray(path.read_bytes())
+  content[-1] ^= 1
+  path.write_bytes(content)
+  with pytest.raises(UserError, match=rf"{file} is damaged: its checksum .*--mode=prepare"):
+    run(settings(raw))

@@ -57,6 +57,29 @@ def test_sizes_that_cannot_be(change, message):
     parallel.make(SETTINGS | change)
 
 
+@pytest.mark.parametrize(
+  ("block", "core_block", "tensor", "message"),
+  [
+    ({"num_heads": 6}, {}, 4, r"tensor=4 must .* model\.block\.num_heads=6; the nearest .* is 2"),
+    ({"num_heads": 4, "num_kv_heads": 2}, {}, 4, r"block\.num_kv_heads=2; the nearest .* is 2"),
+    ({"num_heads": 4}, {"num_heads": 1}, 2, r"model\.core_block\.num_heads=1; the nearest .* is 1"),
+  ],
+)
+def test_heads_stay_whole(block, core_block, tensor, message):
+  model = {"block": block, "core_block": core_block}
+  with pytest.raises(UserError, match=message):
+    parallel.make(SETTINGS | {"tensor": tensor}).check_model(model)
+  parallel.make(SETTINGS).check_model(model)
+  parallel.make(SETTINGS | {"strategy": "pmap"}).check_model(model)
+
+
+def test_a_config_whose_heads_do_not_split_is_refused_before_anything_is_built(tiny_config):
+  config = tiny_config()
+  config["parallel"] |= {"strategy": "mesh", "tensor": 4}
+  with pytest.raises(UserError, match="num_heads=2; the nearest that does is 2"):
+    jobs.check(config)
+
+
 def test_rows_are_split_over_data_and_fsdp_alone():
   strategy = parallel.make(SETTINGS | {"fsdp": 2, "tensor": 2})
   strategy.check_batch(6, micro_batches=1)

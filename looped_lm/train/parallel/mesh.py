@@ -8,7 +8,7 @@ core of a looped model is used in every loop, and gathering it each time would m
 devices send by R. The gradients are summed and split again right where they come about.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import math
 from typing import Any
 
@@ -57,6 +57,22 @@ class MeshStrategy:
   def check_eval_batch(self, batch_size: int) -> None:
     """The same for batches of evaluation."""
     rows.check_eval(batch_size, parts=self.data * self.fsdp)
+
+  def check_model(self, settings: Mapping[str, Any]) -> None:
+    """Checks that the attention heads of a config's `model` group split over tensor.
+
+    Raises:
+      UserError: They do not: a head would be cut in two, and its parts fetched in every loop.
+    """
+    heads = rules.heads(settings)
+    whole = math.gcd(*heads.values())
+    for name, number in heads.items():
+      if number % self.tensor:
+        fits = _nearest(math.gcd(whole, jax.local_device_count()), self.tensor)
+        raise UserError(
+          f"parallel.tensor={self.tensor} must divide the attention heads, {name}={number}; the "
+          f"nearest that does is {fits}."
+        )
 
   def create(self, make_state: Callable[..., Any], *arguments: Any) -> Any:
     """Computes a state where it will lie; no device ever holds more than its part."""

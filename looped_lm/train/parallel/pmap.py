@@ -1,6 +1,6 @@
 """Data parallelism by `jax.pmap`: every device holds the whole state."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import functools
 from typing import Any
 
@@ -41,6 +41,10 @@ class Pmap:
   def check_eval_batch(self, batch_size: int) -> None:
     """The same for batches of evaluation."""
     rows.check_eval(batch_size, parts=jax.device_count())
+
+  def check_model(self, settings: Mapping[str, Any]) -> None:
+    """Nothing of a model is split."""
+    del settings
 
   def create(self, make_state: Callable[..., Any], *arguments: Any) -> Any:
     """Computes a state and puts it on every local device."""

@@ -6,6 +6,7 @@ narrows: one sum per half of a layer). Then the largest dimension left that divi
 over "fsdp". Optimiser state and averages end in the path of their parameter and lie as it does.
 """
 
+from collections.abc import Mapping
 import re
 from typing import Any
 
@@ -67,6 +68,16 @@ def spec(name: str, shape: tuple[int, ...], *, fsdp: int, tensor: int) -> Partit
     if free:
       axes[max(free, key=lambda d: shape[d])] = FSDP
   return PartitionSpec(*axes)
+
+
+def heads(model: Mapping[str, Any]) -> dict[str, int]:
+  """Lists the numbers of heads in a config's `model` group: "model.block.num_heads" -> 6."""
+  return {
+    f"model.{group}.{field}": model[group][field]
+    for group in ("block", "core_block")
+    for field in ("num_heads", "num_kv_heads")
+    if field in model.get(group, {})
+  }
 
 
 def _logical(name: str, *, rank: int) -> tuple[str | None, ...]:

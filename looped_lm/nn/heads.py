@@ -137,7 +137,8 @@ class LinearHead(nn.Module):
 
   def project(self, x: Float[Array, "... F"], weights: Weights) -> Float[Array, "... V"]:
     """The last product, for positions in any arrangement."""
-    logits = self.logit_scale * tied_logits(x, *weights, self.compute_dtype)
+    (table_VF,) = weights
+    logits = self.logit_scale * tied_logits(x, table_VF, self.compute_dtype)
     return self.softcap * jnp.tanh(logits / self.softcap) if self.softcap else logits
 
   def __call__(

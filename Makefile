@@ -77,7 +77,7 @@ test-all: setup ## All tests but those of test-hf.
 	$(PY) $(PYTEST) -m "not hf"
 
 fuzz: setup ## Corpora, checkpoints and configs at random: 500 cases of each, others every time.
-	FUZZ_CASES=$${FUZZ_CASES:-500} $(PY) $(PYTEST) $(wildcard tests/reliability/test_fuzz_*.py)
+	FUZZ_CASES=$${FUZZ_CASES:-500} $(PY) $(PYTEST) tests/reliability -k fuzz
 
 golden: setup ## The numbers of the reference implementations.
 	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(PY) -m pytest -q tests/test_golden.py

@@ -298,7 +298,7 @@ def test_an_exported_folder_knows_the_longest_trained_distance(run, export, tmp_
     (lambda m: m.score(["a"], starts=[0, 1]), r"starts has 2 numbers for 1 texts"),
     (lambda m: m.hidden_states(["a"], mode="mlm"), r"mode='mlm' is none of \['causal', 'mntp'\]"),
     (lambda m: m.generate(["a"], num_loops=2), r"num_loops is not given per call: set it"),
-    (lambda m: m.generate(["a"], prompts=["b"]), r"prompts is not a setting here; there are"),
+    (lambda m: m.generate(["a"], task="infill"), r"task is not a setting here; there are"),
     (lambda m: m.generate(["a"], top_p=0.0), r"generate.top_p=0.0 must lie in"),
     (lambda m: m.generate(["a"], halting="exit_gate", halting_threshold=0.5), r"exit_gate=True"),
     (lambda m: m.infill(["a"]), r"has no <mask> to fill"),

@@ -110,11 +110,11 @@ def test_a_trained_model_is_fine_tuned_on_a_set_of_ones_own(trained, tiny_config
     (tmp_path / f"{part}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in some))
   config = tiny_config()
   config["evals"] |= {"names": ("glue",)}
-  config["evals"]["glue"] |= {"tasks": (), "custom": custom, "learning_rate": 2e-3, "epochs": 6}
+  config["evals"]["glue"] |= {"tasks": (), "custom": custom, "learning_rate": 2e-3, "epochs": 12}
   config["evals"]["glue"] |= {"batch_size": 8}
   run("eval", config, trained[1])
   printed = capsys.readouterr().out
-  assert "glue/custom: epoch 6 of 6, loss " in printed
+  assert "glue/custom: epoch 12 of 12, loss " in printed
   figures = dict(line.split() for line in printed.splitlines() if line.startswith("eval/glue/"))
   left = json.loads((trained[1] / "evals" / "glue" / "causal" / "scores.json").read_text())
   assert left["tasks"]["custom"]["majority_accuracy_percent"] < 65

@@ -6,7 +6,7 @@ import functools
 import math
 
 from looped_lm.evals import held_out_text
-from looped_lm.types import Batch, Params, Ratio, Subject, Task
+from looped_lm.types import Batch, Model, Params, Ratio, Subject, Task, Vocabulary
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -42,20 +42,30 @@ class Evaluator:
 
   @functools.cached_property
   def _sums(self) -> Callable[[Params, Batch], dict[str, Ratio]]:
-    return self.subject.strategy.compile_sums(self._batch_sums)
-
-  def _batch_sums(self, params: Params, batch: Batch) -> dict[str, Ratio]:
-    model = self.subject.model
-
-    def figures(task: Task) -> dict[str, Ratio]:
-      states_RBTD = model.encode(params, task.inputs, keep_states=True).states_RBTD
-      assert states_RBTD is not None
-      return held_out_text.read_out(model, params, task, states_RBTD)
-
-    return held_out_text.over_modes(
-      self.modes,
-      figures,
-      batch,
-      mask_rate=self.mask_rate,
-      vocabulary=self.subject.vocabulary,
+    # Without self: programs are kept as long as the process, and would keep the rows' files open.
+    return self.subject.strategy.compile_sums(
+      functools.partial(
+        _batch_sums,
+        self.subject.model,
+        modes=self.modes,
+        mask_rate=self.mask_rate,
+        vocabulary=self.subject.vocabulary,
+      )
     )
+
+
+def _batch_sums(
+  model: Model,
+  params: Params,
+  batch: Batch,
+  *,
+  modes: tuple[str, ...],
+  mask_rate: float,
+  vocabulary: Vocabulary,
+) -> dict[str, Ratio]:
+  def figures(task: Task) -> dict[str, Ratio]:
+    states_RBTD = model.encode(params, task.inputs, keep_states=True).states_RBTD
+    assert states_RBTD is not None
+    return held_out_text.read_out(model, params, task, states_RBTD)
+
+  return held_out_text.over_modes(modes, figures, batch, mask_rate=mask_rate, vocabulary=vocabulary)

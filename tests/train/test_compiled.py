@@ -28,7 +28,7 @@ def temporaries(tiny_config):
   size = config["tokenizer"]["vocab_size"]
   vocabulary = Vocabulary(size=size, num_special=16, bos_id=1, pad_id=3, mask_id=4)
 
-  def measure(*, remat, num_loops, chunk_tokens=256):
+  def measure(*, remat, num_loops, chunk_tokens=0):
     changes = {"remat": remat, "num_loops": num_loops, "compute_dtype": "float32"}
     model = looped.build(config["model"] | changes, vocab_size=size)
     objective = clm.Objective(vocabulary=vocabulary, z_loss_weight=1e-4, chunk_tokens=chunk_tokens)

@@ -61,7 +61,7 @@ check: setup ## Format, lint, types, import directions, shell scripts.
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/pyright --pythonpath $(PY)
 	$(VENV)/bin/lint-imports --no-logo
-	$(VENV)/bin/shellcheck .ci/run launch/*.sh
+	$(VENV)/bin/shellcheck -x .ci/run launch/*.sh
 
 format: setup ## Formats and mends what can be mended.
 	$(VENV)/bin/ruff format .
@@ -110,7 +110,7 @@ $(HF_VENV)/.setup: pyproject.toml
 	@touch $@
 
 test-hf: $(HF_VENV)/.setup ## Exported folders read by transformers, with PyTorch.
-	$(HF_VENV)/bin/python -m pytest -q -m hf tests/export tests/benchmarks
+	LOOPED_LM_FUSED_TESTS=1 $(HF_VENV)/bin/python -m pytest -q -m hf tests/export tests/benchmarks
 
 clean: ## Removes the environments and the tools' caches; leaves runs alone.
 	rm -rf $(VENV) $(COLAB_VENV) $(HF_VENV) *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -9,11 +9,8 @@
 # start appended; in the background, WORKDIR/run.pid holds the process id.
 # PYTHON=... chooses the interpreter; otherwise the checkout's .venv, then python3.
 set -euo pipefail
-
-fail() {
-  echo "launch/local.sh: $*" >&2
-  exit 1
-}
+# shellcheck source=launch/shared.sh
+. "$(dirname "${BASH_SOURCE[0]}")/shared.sh"
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 background=false

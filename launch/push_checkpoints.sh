@@ -2,6 +2,8 @@
 # Pushes exported milestones to a Hugging Face model repository, each as a branch of its name.
 # See `launch/push_checkpoints.sh help`.
 set -euo pipefail
+# shellcheck source=launch/shared.sh
+. "$(dirname "${BASH_SOURCE[0]}")/shared.sh"
 
 usage() {
   cat <<'TEXT'
@@ -23,34 +25,6 @@ other users of the machine could read it.
 TEXT
 }
 
-fail() {
-  echo "launch/push_checkpoints.sh: $*" >&2
-  exit 1
-}
-
-# Prints words so that a shell reads them back unchanged.
-quote_all() {
-  local separator="" word
-  for word in "$@"; do
-    printf '%s' "$separator"
-    case "$word" in
-      '' | *[!A-Za-z0-9_./:=,@%+-]*) printf "'%s'" "$(printf '%s' "$word" | sed "s/'/'\\\\''/g")" ;;
-      *) printf '%s' "$word" ;;
-    esac
-    separator=" "
-  done
-}
-
-# Runs a command, or prints it in a dry run.
-act() {
-  if $dry_run; then
-    quote_all "$@"
-    echo
-  else
-    "$@"
-  fi
-}
-
 check_export() {
   [ -f "$1/config.json" ] && [ -f "$1/model.safetensors" ] || fail "$1 is no exported model"
 }
@@ -64,7 +38,6 @@ repo=""
 folder=""
 main=""
 private=()
-dry_run=false
 while [ $# -gt 0 ]; do
   case "$1" in
     help | -h | --help)

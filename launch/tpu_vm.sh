@@ -3,6 +3,8 @@
 #
 # shellcheck disable=SC2016  # What runs on the hosts is expanded there.
 set -euo pipefail
+# shellcheck source=launch/shared.sh
+. "$(dirname "${BASH_SOURCE[0]}")/shared.sh"
 
 usage() {
   cat <<'TEXT'
@@ -37,38 +39,6 @@ example
   launch/tpu_vm.sh install
   launch/tpu_vm.sh run --config configs/looped_gpt_bert.py --workdir gs://my-bucket/loops
 TEXT
-}
-
-fail() {
-  echo "launch/tpu_vm.sh: $*" >&2
-  exit 1
-}
-
-# Prints a word so that a shell reads it back unchanged.
-quote() {
-  case "$1" in
-    '' | *[!A-Za-z0-9_./:=,@%+-]*) printf "'%s'" "$(printf '%s' "$1" | sed "s/'/'\\\\''/g")" ;;
-    *) printf '%s' "$1" ;;
-  esac
-}
-
-quote_all() {
-  local separator="" word
-  for word in "$@"; do
-    printf '%s' "$separator"
-    quote "$word"
-    separator=" "
-  done
-}
-
-# Runs a command, or prints it in a dry run.
-act() {
-  if $dry_run; then
-    quote_all "$@"
-    echo
-  else
-    "$@"
-  fi
 }
 
 need() { # need VALUE --option VARIABLE
@@ -203,7 +173,6 @@ workdir=${TPU_WORKDIR:-}
 config=${TPU_CONFIG:-}
 spot=false
 yes=false
-dry_run=false
 arguments=()
 while [ $# -gt 0 ]; do
   case "$1" in

@@ -13,11 +13,13 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 # Compiling is most of what tiny tests take; `make golden` runs with all optimisations.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 # Nor need loops be fused well: without that a step compiles in 6 s, not 11. A jaxlib that does not
-# know a flag ends the process, so it is given to those that were seen to know it.
+# know a flag ends the process, so it is given to those that were seen to know it. `make test-hf`
+# declines it: it compares float32 with PyTorch's after many loops, where any rounding shows.
 _UNFUSED = "--xla_cpu_use_fusion_emitters=false"
 _JAXLIB = tuple(int(part) for part in importlib.metadata.version("jaxlib").split(".")[:2])
 if (
   os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1"
+  and os.environ.get("LOOPED_LM_FUSED_TESTS", "0") == "0"
   and (0, 7) <= _JAXLIB <= (0, 10)
   and _UNFUSED not in os.environ["XLA_FLAGS"]
 ):

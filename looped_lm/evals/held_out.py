@@ -6,7 +6,7 @@ import functools
 import math
 
 from looped_lm.evals import held_out_text
-from looped_lm.types import Batch, Model, Params, Ratio, Subject, Task, Vocabulary
+from looped_lm.types import Batch, Model, Params, Ratio, Subject, Task
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -42,30 +42,13 @@ class Evaluator:
 
   @functools.cached_property
   def _sums(self) -> Callable[[Params, Batch], dict[str, Ratio]]:
-    # Without self: programs are kept as long as the process, and would keep the rows' files open.
-    return self.subject.strategy.compile_sums(
-      functools.partial(
-        _batch_sums,
-        self.subject.model,
-        modes=self.modes,
-        mask_rate=self.mask_rate,
-        vocabulary=self.subject.vocabulary,
-      )
+    return held_out_text.compile_sums(
+      self.subject, _figures, modes=self.modes, mask_rate=self.mask_rate
     )
 
 
-def _batch_sums(
-  model: Model,
-  params: Params,
-  batch: Batch,
-  *,
-  modes: tuple[str, ...],
-  mask_rate: float,
-  vocabulary: Vocabulary,
-) -> dict[str, Ratio]:
-  def figures(task: Task) -> dict[str, Ratio]:
-    states_RBTD = model.encode(params, task.inputs, keep_states=True).states_RBTD
-    assert states_RBTD is not None
-    return held_out_text.read_out(model, params, task, states_RBTD)
-
-  return held_out_text.over_modes(modes, figures, batch, mask_rate=mask_rate, vocabulary=vocabulary)
+def _figures(model: Model, params: Params, batch: Batch, task: Task) -> dict[str, Ratio]:
+  del batch
+  states_RBTD = model.encode(params, task.inputs, keep_states=True).states_RBTD
+  assert states_RBTD is not None
+  return held_out_text.read_out(model, params, task, states_RBTD)

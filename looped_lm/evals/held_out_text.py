@@ -1,6 +1,7 @@
 """Held-out rows posed as a task, states read out, and sums over all batches: for evaluators."""
 
 from collections.abc import Callable, Sequence
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -24,21 +25,46 @@ def pose(batch: Batch, mode: str, *, mask_rate: float, vocabulary: Vocabulary) -
   return causal_next.pose(batch)
 
 
-def over_modes(
-  modes: Sequence[str],
-  figures: Callable[[Task], dict[str, Ratio]],
-  batch: Batch,
+def compile_sums(
+  subject: Subject,
+  figures: Callable[[Model, Params, Batch, Task], dict[str, Ratio]],
   *,
+  modes: Sequence[str],
   mask_rate: float,
-  vocabulary: Vocabulary,
-) -> dict[str, Ratio]:
-  """Poses a batch in each mode and measures.
+) -> Callable[[Params, Batch], dict[str, Ratio]]:
+  """Compiles what an evaluator measures on a batch, posed in each mode.
 
   Loss and accuracy are `<mode>/loss_nats` and `<mode>/accuracy`; all else is of the first mode.
-  The modes take turns in one program, which halves what is to be compiled.
+
+  Args:
+    subject: The model and its devices.
+    figures: Of a batch and the task it was made; must not hold the subject, because programs are
+      kept as long as the process and would keep the rows' files open.
+    modes: Of "clm" and "mntp".
+    mask_rate: Fraction of tokens masked in mntp.
   """
+  return subject.strategy.compile_sums(
+    functools.partial(
+      _over_modes, subject.model, figures, tuple(modes), mask_rate, subject.vocabulary
+    )
+  )
+
+
+def _over_modes(
+  model: Model,
+  figures: Callable[[Model, Params, Batch, Task], dict[str, Ratio]],
+  modes: tuple[str, ...],
+  mask_rate: float,
+  vocabulary: Vocabulary,
+  params: Params,
+  batch: Batch,
+) -> dict[str, Ratio]:
+  """The modes take turns in one program, which halves what is to be compiled."""
   tasks = [pose(batch, mode, mask_rate=mask_rate, vocabulary=vocabulary) for mode in modes]
-  found = jax.lax.map(figures, jax.tree.map(lambda *parts: jnp.stack(parts), *tasks))
+  found = jax.lax.map(
+    functools.partial(figures, model, params, batch),
+    jax.tree.map(lambda *parts: jnp.stack(parts), *tasks),
+  )
   sums = {
     f"{mode}/{name}": jax.tree.map(lambda x, n=n: x[n], found[name])
     for n, mode in enumerate(modes)

@@ -17,7 +17,7 @@ import numpy as np
 from looped_lm.evals import held_out_text
 from looped_lm.nn import watch
 from looped_lm.nn.precision import widen
-from looped_lm.types import Batch, Model, Params, Ratio, Subject, Task, Vocabulary
+from looped_lm.types import Batch, Model, Params, Ratio, Subject, Task
 
 
 def depths(num_loops: int) -> list[int]:
@@ -70,49 +70,35 @@ class Evaluator:
 
   @functools.cached_property
   def _sums(self) -> Callable[[Params, Batch], dict[str, Ratio]]:
-    # Without self: programs are kept as long as the process, and would keep the rows' files open.
-    return self.subject.strategy.compile_sums(
-      functools.partial(
-        _batch_sums,
-        self.subject.model,
-        modes=self.modes,
-        mask_rate=self.mask_rate,
-        vocabulary=self.subject.vocabulary,
-      )
+    return held_out_text.compile_sums(
+      self.subject,
+      functools.partial(_figures, self.subject.vocabulary.bos_id),
+      modes=self.modes,
+      mask_rate=self.mask_rate,
     )
 
 
-def _batch_sums(
-  model: Model,
-  params: Params,
-  batch: Batch,
-  *,
-  modes: tuple[str, ...],
-  mask_rate: float,
-  vocabulary: Vocabulary,
+def _figures(
+  bos_id: int, model: Model, params: Params, batch: Batch, task: Task
 ) -> dict[str, Ratio]:
   read = np.array(depths(model.num_loops)) - 1
-  text_BT = (batch.segments_BT > 0) & (batch.tokens_BT != vocabulary.bos_id)
-
-  def figures(task: Task) -> dict[str, Ratio]:
-    output = model.encode(
-      params,
-      task.inputs,
-      num_loops=2 * model.num_loops,
-      keep_states=True,
-      watch=(watch.FIGURES,),
-    )
-    assert output.states_RBTD is not None
-    assert output.watched is not None
-    offered = {
-      path.rpartition("/")[2]: _over_tokens(_flat(figure_RBT).mean(axis=-1), text_BT)
-      for path, figure_RBT in output.watched[watch.FIGURES].items()
-    }
-    by_loop = movement(output.states_RBTD, text_BT) | offered
-    by_depth = held_out_text.read_out(model, params, task, output.states_RBTD[read])
-    return by_depth | {f"loop/{name}": ratio for name, ratio in by_loop.items()}
-
-  return held_out_text.over_modes(modes, figures, batch, mask_rate=mask_rate, vocabulary=vocabulary)
+  text_BT = (batch.segments_BT > 0) & (batch.tokens_BT != bos_id)
+  output = model.encode(
+    params,
+    task.inputs,
+    num_loops=2 * model.num_loops,
+    keep_states=True,
+    watch=(watch.FIGURES,),
+  )
+  assert output.states_RBTD is not None
+  assert output.watched is not None
+  offered = {
+    path.rpartition("/")[2]: _over_tokens(_flat(figure_RBT).mean(axis=-1), text_BT)
+    for path, figure_RBT in output.watched[watch.FIGURES].items()
+  }
+  by_loop = movement(output.states_RBTD, text_BT) | offered
+  by_depth = held_out_text.read_out(model, params, task, output.states_RBTD[read])
+  return by_depth | {f"loop/{name}": ratio for name, ratio in by_loop.items()}
 
 
 def movement(

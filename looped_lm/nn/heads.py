@@ -32,7 +32,32 @@ def tied_logits(
   return logits.reshape(*x.shape[:-1], -1)
 
 
-class TransformHead(nn.Module):
+class Head(nn.Module):
+  """What heads share: the whole is `project` of what `prepare` gives."""
+
+  def prepare(
+    self,
+    hidden_BTD: Float[Array, "B T D"],
+    embedding_VD: Float[Array, "V D"],
+    keys_B: Key[Array, " B"] | None,
+  ) -> tuple[Float[Array, "B T F"], Weights]:
+    """All but the last product, and what that is taken with."""
+    raise NotImplementedError
+
+  def project(self, x: Float[Array, "... F"], weights: Weights) -> Float[Array, "... V"]:
+    """The last product, for positions in any arrangement."""
+    raise NotImplementedError
+
+  def __call__(
+    self,
+    hidden_BTD: Float[Array, "B T D"],
+    embedding_VD: Float[Array, "V D"],
+    keys_B: Key[Array, " B"] | None,
+  ) -> Float[Array, "B T V"]:
+    return self.project(*self.prepare(hidden_BTD, embedding_VD, keys_B))
+
+
+class TransformHead(Head):
   """BERT's prediction head: LN, linear, GELU (exact), LN, dropout, tied table, bias.
 
   Attributes:
@@ -71,16 +96,8 @@ class TransformHead(nn.Module):
     embedding_VD, bias_V = weights
     return tied_logits(x, embedding_VD, self.compute_dtype) + bias_V
 
-  def __call__(
-    self,
-    hidden_BTD: Float[Array, "B T D"],
-    embedding_VD: Float[Array, "V D"],
-    keys_B: Key[Array, " B"] | None,
-  ) -> Float[Array, "B T V"]:
-    return self.project(*self.prepare(hidden_BTD, embedding_VD, keys_B))
 
-
-class LinearHead(nn.Module):
+class LinearHead(Head):
   """cap · tanh(scale · N(x) W / cap), W the token table or a matrix of its own.
 
   Attributes:
@@ -140,14 +157,6 @@ class LinearHead(nn.Module):
     (table_VF,) = weights
     logits = self.logit_scale * tied_logits(x, table_VF, self.compute_dtype)
     return self.softcap * jnp.tanh(logits / self.softcap) if self.softcap else logits
-
-  def __call__(
-    self,
-    hidden_BTD: Float[Array, "B T D"],
-    embedding_VD: Float[Array, "V D"],
-    keys_B: Key[Array, " B"] | None,
-  ) -> Float[Array, "B T V"]:
-    return self.project(*self.prepare(hidden_BTD, embedding_VD, keys_B))
 
 
 HEADS = {"linear": LinearHead, "transform": TransformHead}

@@ -179,7 +179,9 @@ class Exported:
       segments_BT=(index < jnp.asarray(lengths)[:, None]).astype(jnp.int32),
       row_B=jnp.arange(ids.shape[0]),
     )
-    return [np.asarray(x) for x in self._run(self.params, inputs, deeper)]
+    # Float64 where it is switched on.
+    params = jax.tree.map(lambda x: x.astype(jnp.zeros(()).dtype), self.params)
+    return [np.asarray(x) for x in self._run(params, inputs, deeper)]
 
 
 def facts(config, **changes):

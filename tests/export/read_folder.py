@@ -1,7 +1,7 @@
 """Reads exported folders with PyTorch, in a process of its own: `python read_folder.py JOB RESULT`.
 
-The job is a JSON list of `{folder, class, kwargs, resave, calls}`, a call being the arguments of
-one forward pass; the result is an npz of `<job>/<call>` logits or hidden states.
+The job is a JSON list of `{folder, class, kwargs, resave, double, calls}`, a call being the
+arguments of one forward pass; the result is an npz of `<job>/<call>` logits or hidden states.
 """
 
 import json
@@ -27,6 +27,8 @@ def main(job_file, result_file):
     if job.get("resave"):
       model.save_pretrained(job["resave"])
       model = auto.from_pretrained(job["resave"], trust_remote_code=True).eval()
+    if job.get("double"):
+      model = model.double()
     for index, call in enumerate(job["calls"]):
       with torch.no_grad():
         inputs = {

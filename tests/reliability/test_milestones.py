@@ -2,10 +2,6 @@
 
 import contextlib
 import io
-import pathlib
-import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -15,36 +11,12 @@ from looped_lm.train import metrics, milestones
 
 pytestmark = pytest.mark.slow  # Three processes; `make test` has the pieces in tests/train.
 
-CONFIG = pathlib.Path(__file__).parents[2] / "configs" / "looped_gpt_bert.py"
 WORDS = (300, 900, 1300, 1500, 2000)
-
-
-def start(workdir, *settings):
-  return subprocess.Popen(
-    [
-      sys.executable,
-      "-u",
-      "-m",
-      "looped_lm.main",
-      f"--config={CONFIG}:tiny",
-      f"--workdir={workdir}",
-      "--config.train.save_every_steps=5",
-      "--config.train.log_every_steps=1",
-      "--config.train.eval_every_steps=0",
-      "--config.train.eval_every_words=500",
-      f"--config.train.save_at_words={WORDS}",
-      *settings,
-    ],
-    stdout=subprocess.PIPE,
-    stderr=subprocess.STDOUT,
-    text=True,
-  )
-
-
-def finish(process):
-  output = process.communicate(timeout=600)[0]
-  assert process.returncode == 0, output
-  return output
+SETTINGS = (
+  "--config.train.eval_every_steps=0",
+  "--config.train.eval_every_words=500",
+  f"--config.train.save_at_words={WORDS}",
+)
 
 
 def exported(workdir, config):
@@ -55,23 +27,14 @@ def exported(workdir, config):
 
 
 @pytest.mark.parametrize("strategy", ["pmap", "mesh"])
-def test_a_killed_run_is_exported_as_an_undisturbed_one(tmp_path, tiny_config, strategy):
-  more = [f"--config.parallel.strategy={strategy}"]
+def test_a_killed_run_is_exported_as_an_undisturbed_one(program, tmp_path, tiny_config, strategy):
+  settings = [*SETTINGS, f"--config.parallel.strategy={strategy}"]
   if strategy == "mesh":
-    more.append("--config.parallel.fsdp=2")
+    settings.append("--config.parallel.fsdp=2")
   calm, killed = tmp_path / "calm" / "run", tmp_path / "killed" / "run"
-  finish(start(calm, *more))
-  process = start(killed, *more)
-  assert process.stdout is not None
-  for line in process.stdout:
-    # The line of a step is printed while the next one runs.
-    if line.startswith("step 13/"):
-      process.send_signal(signal.SIGKILL)
-      break
-  process.wait(timeout=60)
-  process.stdout.close()
-  assert process.returncode == -signal.SIGKILL
-  assert "Resuming" in finish(start(killed, *more))
+  program.finish(calm, *settings)
+  program.kill_in(14, killed, *settings)
+  assert "Resuming" in program.finish(killed, *settings)
 
   names = [milestones.name(words) for words in WORDS]
   assert list(milestones.saved(str(killed))) == names

@@ -1,10 +1,6 @@
 """A killed run, started again, ends bit for bit where an undisturbed one ends."""
 
 import json
-import pathlib
-import signal
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -15,51 +11,16 @@ from looped_lm.train.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.slow  # Three processes; `make test` has the pieces in tests/train.
 
-CONFIG = pathlib.Path(__file__).parents[2] / "configs" / "looped_gpt_bert.py"
 KILL_AT = 13
 
 
-def start(workdir):
-  return subprocess.Popen(
-    [
-      sys.executable,
-      "-u",
-      "-m",
-      "looped_lm.main",
-      f"--config={CONFIG}:tiny",
-      f"--workdir={workdir}",
-      "--config.train.save_every_steps=5",
-      "--config.train.log_every_steps=1",
-    ],
-    stdout=subprocess.PIPE,
-    stderr=subprocess.STDOUT,
-    text=True,
-  )
-
-
-def finish(process):
-  output = process.communicate(timeout=600)[0]
-  assert process.returncode == 0, output
-  return output
-
-
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def runs(program, tmp_path_factory):
   """Two finished runs: one undisturbed, one killed while it took step 13 and started again."""
   undisturbed, killed = (tmp_path_factory.mktemp(name) for name in ("undisturbed", "killed"))
-  finish(start(undisturbed))
-  process = start(killed)
-  assert process.stdout is not None
-  for line in process.stdout:
-    # The line of a step is printed while the next one runs.
-    if line.startswith(f"step {KILL_AT - 1}/"):
-      process.send_signal(signal.SIGKILL)
-      break
-  process.wait(timeout=60)
-  process.stdout.close()
-  assert process.returncode == -signal.SIGKILL
-  output = finish(start(killed))
-  assert "Resuming" in output
+  program.finish(undisturbed)
+  program.kill_in(KILL_AT, killed)
+  assert "Resuming" in program.finish(killed)
   return undisturbed, killed
 
 

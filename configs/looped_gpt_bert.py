@@ -153,6 +153,8 @@ def get_config(arguments: str = "") -> config_dict.ConfigDict:
         "global_piqa_nonparallel": {"path": f"{EVALUATION_DATA}/global_piqa_nonparallel"},
         "wug": {"path": f"{EVALUATION_DATA}/wug_adj_nominalization"},
         "reading": {"path": f"{EVALUATION_DATA}/reading/reading_data.csv"},
+        # Asks all weights of train.save_at_words, at the end of a run and by --mode=eval.
+        "aoa": {"path": f"{EVALUATION_DATA}/aoa/cdi_childes.json", "human_path": ""},
         "perplexity": {"path": ""},
         # Fine-tunes, which takes long: never during training. 0 takes the task's own.
         "glue": {

@@ -12,7 +12,7 @@ A name such as `logits_BTV` states its shape:
 | R | loops | 1 | broadcast |
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 from typing import Any, Protocol
 
@@ -261,6 +261,8 @@ class Subject:
     backends: How texts are scored: "causal", "mntp", "mlm", as `evals.scoring` says.
     loops: Loops after which texts are scored too; () scores after the model's own number alone.
     folder: Where an evaluator may leave files, or None.
+    milestones: Gives the weights a run kept on its way, in order: (name, words read, params). They
+      are placed as the strategy wants them, one at a time.
   """
 
   model: Model
@@ -274,3 +276,4 @@ class Subject:
   backends: tuple[str, ...] = ("causal",)
   loops: tuple[int, ...] = ()
   folder: str | None = None
+  milestones: Callable[[], Iterable[tuple[str, int, Params]]] = tuple

@@ -318,6 +318,49 @@ def test_a_milestone_beyond_the_run_is_told_before_anything_compiles(
   assert not (tmp_path / "run").exists()
 
 
+def test_ages_of_acquisition_need_milestones(tiny_config, tmp_path, monkeypatch):
+  config = with_ages(tiny_config(), tmp_path)
+  monkeypatch.setattr(jobs.Experiment, "create_state", lambda _: pytest.fail("compiled"))
+  with pytest.raises(UserError, match=r"evals names \['aoa'\].* set train.save_at_words"):
+    run("train", config, tmp_path / "run")
+  config["train"]["save_at_words"] = (500, 1000)
+  (tmp_path / "run").mkdir()
+  with pytest.raises(UserError, match=r"has no milestones: train with"):
+    run("eval", config, tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_ages_of_acquisition_are_of_every_milestone(tiny_config, tmp_path):
+  """At the end of a run, the milestone of the last step included, and by evaluation alike."""
+  config = with_ages(tiny_config(), tmp_path)
+  config["train"] |= {"total_steps": 12, "save_at_words": (300, 600, 900, 1220)}
+  workdir = tmp_path / "run"
+  run("train", config, workdir)
+  folder = workdir / "evals" / "aoa" / "causal"
+  first = json.loads((folder / "predictions.json").read_text())
+  steps = [entry["step"] for entry in first["results"]]
+  assert steps == ["chck_300"] * 2 + ["chck_600"] * 2 + ["chck_900"] * 2 + ["chck_1220"] * 2
+  assert len({entry["surprisal"] for entry in first["results"]}) == 8
+  (kept,) = (int(p.name) for p in (workdir / "milestones" / "chck_1220").iterdir())
+  assert kept == 12
+  assert json.loads((folder / "scores.json").read_text())["milestones"] == steps[::2]
+  assert evaluation.logged_figures(str(workdir))["eval/aoa/causal/score_percent"] == 0.0
+  (folder / "predictions.json").unlink()
+  run("eval", config, workdir)
+  assert json.loads((folder / "predictions.json").read_text()) == first
+
+
+def with_ages(config, folder):
+  """Two words to be asked for at the end of a run."""
+  contexts = {word: [{"context": "There was a"}] for word in ("dog", "tree")}
+  (folder / "cdi_childes.json").write_text(json.dumps(contexts))
+  table = "word,16,17,18,19\ndog,0.1,0.4,0.7,0.8\ntree,0.2,0.4,0.6,0.9\n"
+  (folder / "cdi_human.csv").write_text(table)
+  config["evals"] |= {"names": (), "final_names": ("aoa",)}
+  config["evals"]["aoa"]["path"] = str(folder / "cdi_childes.json")
+  return config
+
+
 @pytest.mark.slow
 def test_a_step_is_replayed_bit_for_bit(tiny_config, tmp_path, capsys):
   """From a checkpoint before it; the log of one step per line is what it is compared with."""

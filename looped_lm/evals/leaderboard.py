@@ -1,6 +1,6 @@
 """The scores of a run as one table, with the averages of the BabyLM leaderboard of 2026."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 import json
 import re
 from typing import Any
@@ -48,6 +48,12 @@ def summary(figures: Mapping[str, float]) -> dict[str, dict[str, Any]]:
     if (match := _FIGURE.match(name)) and not match[3].startswith("ties"):
       known.setdefault(match[2], {})[match[1], match[3]] = value
   return {backend: _numbers(scores) for backend, scores in known.items()}
+
+
+def scored(figures: Iterable[str]) -> list[tuple[str, str]]:
+  """The tasks and backends that names of figures are of, each once, in order."""
+  matches = (_FIGURE.match(name) for name in figures)
+  return list(dict.fromkeys((match[1], match[2]) for match in matches if match))
 
 
 def table(figures: Mapping[str, float]) -> str:

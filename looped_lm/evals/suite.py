@@ -20,7 +20,8 @@ class Suite:
   An evaluator has `run(params) -> (name, value) pairs`, the parameters as the strategy placed them,
   or `views(params) -> name -> array`, the parameters on one device, or both. One that
   `reads_its_set` does so when it is made, without its subject, so that a wrong set is said early;
-  one that is `final_only` takes too long to be asked during training, wherever it is named.
+  one that is `final_only` takes too long to be asked during training, wherever it is named, and one
+  that `reads_milestones` is asked of all weights that the run kept on its way.
   """
 
   def __init__(self, settings: Settings, subject: Subject) -> None:
@@ -93,6 +94,16 @@ def check_sets(settings: Settings) -> None:
     evaluator = plugins.load("evals", name).Evaluator
     if getattr(evaluator, "reads_its_set", False):
       evaluator(subject=None, **_own(settings, name))
+
+
+def reads_milestones(settings: Settings) -> list[str]:
+  """Names the evaluators that need the milestones of the run."""
+  names = (*settings["names"], *settings["final_names"])
+  return [
+    name
+    for name in names
+    if getattr(plugins.load("evals", name).Evaluator, "reads_milestones", False)
+  ]
 
 
 def _own(settings: Settings, name: str) -> dict[str, Any]:

@@ -6,9 +6,9 @@ from typing import Any
 import jax
 
 from looped_lm.errors import UserError
-from looped_lm.evals import compare, leaderboard
+from looped_lm.evals import compare, leaderboard, submission, suite
 from looped_lm.jobs.experiment import Config, build, stored_weights
-from looped_lm.train import checkpoint, metrics, report, run_record, views
+from looped_lm.train import checkpoint, metrics, milestones, report, run_record, views
 from looped_lm.train.parallel import hosts
 from looped_lm.types import Params
 
@@ -16,6 +16,8 @@ from looped_lm.types import Params
 def evaluate(config: Config, *, workdir: str, **_: Any) -> None:
   """Measures the last checkpoint of a run."""
   run_record.check_same(workdir, config, allow_change=True)
+  if suite.reads_milestones(config["evals"]):
+    milestones.saved(workdir)
   experiment = build(config, trained_length=trained_length(config, workdir))
   which = stored_weights(config)
   abstract = experiment.strategy.like_saved(experiment.abstract_state())
@@ -24,7 +26,7 @@ def evaluate(config: Config, *, workdir: str, **_: Any) -> None:
   figures = dict(evaluators.figures(params, final=True))
   params = experiment.strategy.one_copy(params)
   if hosts.is_first():
-    print_figures(figures, workdir)
+    print_figures(figures, config, workdir=workdir, step=checkpoint.saved_step(workdir))
     views.write(workdir, evaluators.views(params))
     if metrics.exists(workdir):  # Checkpoints may have come without their log.
       print_report(params, workdir)
@@ -46,13 +48,31 @@ def print_report(params: Params, workdir: str) -> None:
   print(f"Report: {report.write_report(workdir, facts=facts)}")
 
 
-def print_figures(figures: Mapping[str, float], workdir: str) -> None:
-  """Prints figures and the table of scores, which is left in the run's folder too."""
+def print_figures(figures: Mapping[str, float], config: Config, *, workdir: str, step: int) -> None:
+  """Prints the figures of a checkpoint and the table of scores, and leaves what one publishes.
+
+  Args:
+    figures: As evaluators yield them.
+    config: The run's.
+    workdir: Its folder.
+    step: Of the checkpoint.
+  """
+  evals = config["evals"]
+  model = {
+    "step": step,
+    "weights": evals["weights"],
+    "loops": config["model"]["num_loops"],
+    "clamp_distance": evals.get("clamp_distance", False),
+  }
   for name, value in figures.items():
     print(f"{name:48} {value:10.5f}")
   if table := leaderboard.table(figures):
     print(table)
   leaderboard.leave(workdir, figures)
+  for written in submission.leave(workdir, figures, model=model):
+    print(f"Predictions for the leaderboard: {written.path}")
+    for task, why in written.left_out.items():
+      print(f"  without {task}: {why}")
 
 
 def compare_runs(workdir: str, against: str) -> None:

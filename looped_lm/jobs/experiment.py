@@ -1,6 +1,6 @@
 """What a config describes, checked and built."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 import dataclasses
 import functools
 from typing import Any, Literal
@@ -17,7 +17,7 @@ from looped_lm.errors import UserError
 from looped_lm.evals import suite
 from looped_lm.models import looped
 from looped_lm.optim import schedules
-from looped_lm.train import milestones, parallel, step
+from looped_lm.train import checkpoint, milestones, parallel, step
 from looped_lm.train.parallel import hosts
 from looped_lm.types import Model, Params, State, Subject, Vocabulary
 
@@ -131,8 +131,16 @@ class Experiment:
       backends=tuple(evals["backends"]),
       loops=tuple(evals["loops"]),
       folder=None if workdir is None else str(epath.Path(workdir) / "evals"),
+      milestones=functools.partial(self._milestones, workdir) if workdir is not None else tuple,
     )
     return suite.Suite(evals, subject)
+
+  def _milestones(self, workdir: str) -> Iterator[tuple[str, int, Params]]:
+    abstract = self.strategy.like_saved(self.abstract_state()).params
+    which = stored_weights(self.config)
+    for name, folder in milestones.saved(workdir).items():
+      params = checkpoint.restore_params(folder, abstract, which=which)
+      yield name, milestones.words_of(name), self.strategy.from_saved(params)
 
 
 def check(config: Config) -> None:

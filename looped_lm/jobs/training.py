@@ -6,6 +6,7 @@ from typing import Any
 from etils import epath
 
 from looped_lm.errors import UserError
+from looped_lm.evals import suite
 from looped_lm.jobs.evaluation import logged_figures, print_figures, print_report
 from looped_lm.jobs.experiment import TOKENIZER_FILE, Config, build, say, weights
 from looped_lm.scaling.describe import describe
@@ -43,6 +44,7 @@ def train(
   **_: Any,
 ) -> int:
   """Trains, or goes on; returns the exit code."""
+  _check_milestones(config)
   changes = run_record.check_same(workdir, config, allow_change=allow_config_change, free=_FREE)
   experiment = build(config)
   settings, strategy = config["train"], experiment.strategy
@@ -111,9 +113,20 @@ def train(
   params = strategy.one_copy(weights(state, config))
   if hosts.is_first():
     views.write(workdir, evaluators.views(params))
-    print_figures(logged_figures(workdir), workdir)
+    step = experiment.total_steps
+    print_figures(logged_figures(workdir), config, workdir=workdir, step=step)
     print_report(params, workdir)
   return 0
+
+
+def _check_milestones(config: Config) -> None:
+  """Raises where an evaluator of the end needs milestones that the run will not keep."""
+  names, words = suite.reads_milestones(config["evals"]), config["train"]["save_at_words"]
+  if names and not words:
+    raise UserError(
+      f"evals names {names}, which reads the weights kept on the way; set train.save_at_words (the "
+      "config looped_gpt_bert.py:babylm has BabyLM's), or leave it out."
+    )
 
 
 def replay(config: Config, *, workdir: str, replay_step: int, **_: Any) -> None:

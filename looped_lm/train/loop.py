@@ -35,9 +35,9 @@ def train(
 ) -> State:
   """Trains from the state's step to the last one, or until `interrupts` say to stop.
 
-  Within a step's end the order is: log, evaluate, milestones, save. Whatever was logged for a step
+  Within a step's end the order is: log, milestones, evaluate, save. Whatever was logged for a step
   is on disk before the step's checkpoint, so that a run resumed there continues the same log; so is
-  its milestone, which no resumed run would write again.
+  its milestone, which no resumed run would write again, and the last evaluation sees them all.
 
   Args:
     state: Where to go on, placed by the strategy.
@@ -106,6 +106,12 @@ def train(
       if saves or evaluates or stops or reached:
         stop_if_not_finite([*unchecked, *([window] if window else [])])
 
+      if reached:
+        _check_replicas(strategy, state, step=step, latest_step=checkpoints.latest_step())
+        watchdog.beat(f"the milestone of step {step}")
+        with metrics.paused():
+          milestones.save(strategy.to_saved(state), reached)
+
       owes_evaluation, evaluated = False, {}
       if evaluates:
         watchdog.beat(f"the evaluation of step {step}")
@@ -119,15 +125,8 @@ def train(
           evaluated = metrics.write(step, evaluated)
         stops = interrupts.stops
 
-      if saves or stops or reached:
-        _check_replicas(strategy, state, step=step, latest_step=checkpoints.latest_step())
-
-      if reached:
-        watchdog.beat(f"the milestone of step {step}")
-        with metrics.paused():
-          milestones.save(strategy.to_saved(state), reached)
-
       if saves or stops:
+        _check_replicas(strategy, state, step=step, latest_step=checkpoints.latest_step())
         watchdog.beat(f"the checkpoint of step {step}")
         data: dict[str, Any] = {"next_step": step}
         if stops:

@@ -122,8 +122,8 @@ def saved(workdir: str) -> dict[str, str]:
     UserError: There is none.
   """
   folder = epath.Path(workdir) / _FOLDER
-  paths = [path for path in folder.iterdir() if _words(path.name)] if folder.is_dir() else []
-  paths = sorted(paths, key=lambda path: _words(path.name))
+  paths = [path for path in folder.iterdir() if words_of(path.name)] if folder.is_dir() else []
+  paths = sorted(paths, key=lambda path: words_of(path.name))
   whole = {path.name: str(path) for path in paths if checkpoint.saved_steps(str(path))}
   if not whole:
     raise UserError(
@@ -133,8 +133,8 @@ def saved(workdir: str) -> dict[str, str]:
   return whole
 
 
-def _words(folder: str) -> int:
-  """Reads a folder's name; 0 where it is none of ours."""
+def words_of(folder: str) -> int:
+  """Reads the words of a milestone's name; 0 where it is none of ours."""
   figure = folder.removeprefix(_PREFIX)
   factor = _MILLION if figure.endswith("M") else 1
   figure = figure.removesuffix("M")

@@ -90,8 +90,8 @@ def correlation(
   x_N, y_N = (np.array([side[word] for word in words]) for side in (model, child))
   if np.ptp(x_N) == 0 or np.ptp(y_N) == 0:
     return None
-  found = stats.pearsonr(x_N, y_N)
-  return float(found.statistic), float(found.pvalue)
+  r, p = stats.pearsonr(x_N, y_N)
+  return float(r), float(p)
 
 
 def _crossing(

@@ -35,9 +35,9 @@ _GLUE = {
   "rte": 139,
   "wsc": 52,
 }
-# Surprisals of one checkpoint, and the checkpoints: by millions of words.
+# Surprisals of one checkpoint, and the checkpoints.
 _AOA = 8_005
-_MILLIONS = (*range(1, 10), *range(10, 110, 10))
+_CHECKPOINTS = {f"chck_{million}M" for million in (*range(1, 10), *range(10, 110, 10))}
 # What the pipeline measures of every checkpoint on small sets; not done here.
 _FAST = (
   "blimp",
@@ -116,22 +116,22 @@ def _collated(
     told = read(task)
     content[name] = told and whole(task, told, _count(told), wanted)
   content["glue"] = {}
-  glue = read("glue")
-  for task, wanted in _GLUE.items() if glue is not None else ():
-    told = glue.get(task)
-    if told is None:
-      left_out[f"glue/{task}"] = "not scored"
-    elif whole(f"glue/{task}", told, len(told["predictions"]), wanted):
-      content["glue"][task] = told
+  if (glue := read("glue")) is not None:
+    for task, wanted in _GLUE.items():
+      told = glue.get(task)
+      if told is None:
+        left_out[f"glue/{task}"] = "not scored"
+      elif whole(f"glue/{task}", told, len(told["predictions"]), wanted):
+        content["glue"][task] = told
   surprisals, scores = read("aoa"), read("aoa", "scores.json")
   if surprisals is not None:
-    wanted = _AOA * len(_MILLIONS)
-    steps = {f"chck_{million}M" for million in _MILLIONS}
-    found = sum(entry["step"] in steps for entry in surprisals["results"])
-    surprisals = whole("aoa", surprisals, found, wanted)
+    found = len(surprisals["results"])
+    surprisals = whole("aoa", surprisals, found, _AOA * len(_CHECKPOINTS))
+  if surprisals is not None and {r["step"] for r in surprisals["results"]} != _CHECKPOINTS:
+    left_out["aoa"], surprisals = "the checkpoints are not those of the strict-small track", None
   content["aoa_surprisals"] = surprisals
   content["aoa"] = {"aoa": scores["score_percent"] / 100.0} if surprisals is not None else None
-  content["fast_eval_results"] = {name: [None] * len(_MILLIONS) for name in _FAST}
+  content["fast_eval_results"] = {name: [None] * len(_CHECKPOINTS) for name in _FAST}
   return content, left_out
 
 

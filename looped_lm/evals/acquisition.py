@@ -4,6 +4,7 @@ As the BabyLM pipeline of July 2026 computes it, after Chang & Bergen (2022).
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 from jaxtyping import Float
 import numpy as np
@@ -90,8 +91,8 @@ def correlation(
   x_N, y_N = (np.array([side[word] for word in words]) for side in (model, child))
   if np.ptp(x_N) == 0 or np.ptp(y_N) == 0:
     return None
-  r, p = stats.pearsonr(x_N, y_N)
-  return float(r), float(p)
+  found: Any = stats.pearsonr(x_N, y_N)
+  return float(found.statistic), float(found.pvalue)
 
 
 def _crossing(

@@ -2,7 +2,7 @@
 
 python -m looped_lm.main --config=configs/NAME.py[:arguments] --workdir=DIR \
   [--mode=train|prepare|eval|export|generate|describe|replay] [--config.group.field=value …] \
-  [--prompt=TEXT …]
+  [--prompt=TEXT …] [--seeds=1,2,3]
 python -m looped_lm.main --mode=compare --workdir=DIR --against=DIR
 """
 
@@ -47,6 +47,9 @@ _PROCESS_ID = flags.DEFINE_integer("process_id", None, "Which process; see --dis
 _PROMPT = flags.DEFINE_multi_string(
   "prompt", None, "A text for --mode=generate, once for each; the same as config.generate.prompts."
 )
+_SEEDS = flags.DEFINE_string(
+  "seeds", None, "Of --mode=train: trains once for each, as in 1,2,3, in WORKDIR/seed_1 and so on."
+)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -68,6 +71,8 @@ def run(arguments: Sequence[str]) -> int:
     raise UserError(" ".join(str(error.args[-1]).replace("\\n", " ").split())) from error
   if len(rest) > 1:
     raise UserError(f"Unknown arguments {rest[1:]}; flags start with two dashes.")
+  if _SEEDS.value is not None and _MODE.value != "train":
+    raise UserError(f"--seeds is for --mode=train, not --mode={_MODE.value}.")
   if _MODE.value == "compare":
     jobs.compare_runs(_WORKDIR.value or "", _AGAINST.value)
     return 0
@@ -80,6 +85,12 @@ def run(arguments: Sequence[str]) -> int:
       raise UserError(f"--prompt is for --mode=generate, not --mode={_MODE.value}.")
     config["generate"]["prompts"] = tuple(_PROMPT.value)
   overrides = config_flags.get_override_values(flags.FLAGS["config"])
+  seeds = () if _SEEDS.value is None else jobs.read_seeds(_SEEDS.value)
+  if seeds and "seed" in overrides:
+    raise UserError(
+      f"--config.seed={overrides['seed']} has no meaning with --seeds={_SEEDS.value}, which sets "
+      "the seed of each run; leave --config.seed out."
+    )
   hosts.join(
     _DISTRIBUTED.value,
     coordinator=_COORDINATOR.value,
@@ -101,6 +112,7 @@ def run(arguments: Sequence[str]) -> int:
         milestones=_MILESTONES.value,
       ),
       replay_step=_STEP.value,
+      seeds=seeds,
     )
 
 

@@ -24,6 +24,10 @@ MISTAKES = {
     "--mode=describe",
     "--milestones",
   ],
+  "--seeds is for --mode=train, not --mode=eval": [TINY, "--mode=eval", "--seeds=1,2"],
+  "--seeds is for --mode=train, not --mode=compare": ["--mode=compare", "--seeds=1,2"],
+  "--seeds=7 is one seed": [TINY, "--workdir=x", "--seeds=7"],
+  "leave --config.seed out": [TINY, "--workdir=x", "--seeds=1,2", "--config.seed=3"],
 }
 # Every command in a process of its own, which has imported everything already.
 FORKS = """

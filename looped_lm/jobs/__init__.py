@@ -1,6 +1,6 @@
 """The jobs of the command line: from a config to what is done with it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from looped_lm.data.prepare import user_cache
@@ -9,9 +9,19 @@ from looped_lm.jobs import describing, evaluation, exporting, generation, traini
 from looped_lm.jobs.evaluation import compare_runs
 from looped_lm.jobs.experiment import Config, Experiment, build, check
 from looped_lm.jobs.exporting import Export
+from looped_lm.jobs.seeds import read_seeds, train_seeds
 from looped_lm.train import parallel
 
-__all__ = ["MODES", "Experiment", "Export", "build", "check", "compare_runs", "run"]
+__all__ = [
+  "MODES",
+  "Experiment",
+  "Export",
+  "build",
+  "check",
+  "compare_runs",
+  "read_seeds",
+  "run",
+]
 
 MODES: dict[str, Callable[..., int | None]] = {
   "train": training.train,
@@ -33,6 +43,7 @@ def run(
   allow_config_change: bool,
   export: Export | None = None,
   replay_step: int = 0,
+  seeds: Sequence[int] = (),
 ) -> int:
   """Runs a job.
 
@@ -44,6 +55,8 @@ def run(
     allow_config_change: Whether a workdir of another config may be continued.
     export: How to export, for that mode.
     replay_step: The step that mode "replay" takes again.
+    seeds: Those that mode "train" trains with, each in a folder of its own; () trains once, with
+      the config's.
 
   Returns:
     The exit code: 0, or another where the user stopped a run that can go on.
@@ -55,12 +68,14 @@ def run(
   check(config)
   if mode in ("train", "eval", "export", "generate", "replay") and not workdir:
     raise UserError(f"--workdir is missing; --mode={mode} needs a folder for the run.")
-  code = MODES[mode](
+  modes = {**MODES, "train": train_seeds} if seeds else MODES
+  code = modes[mode](
     config,
     workdir=workdir,
     overrides=overrides,
     allow_config_change=allow_config_change,
     export=export or Export(),
     replay_step=replay_step,
+    seeds=seeds,
   )
   return code or 0

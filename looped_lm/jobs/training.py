@@ -25,7 +25,7 @@ from looped_lm.train.parallel import hosts
 
 # What no training depends on: a workdir goes on whatever they say. Most say where and how a run is
 # computed, not what.
-_FREE = (
+FREE = (
   "generate",
   "parallel.strategy",
   "parallel.fsdp",
@@ -44,8 +44,22 @@ def train(
   **_: Any,
 ) -> int:
   """Trains, or goes on; returns the exit code."""
+  interrupts = train_run(
+    config, workdir=workdir, overrides=overrides, allow_config_change=allow_config_change
+  )
+  return interrupts.exit_code if interrupts.stops else 0
+
+
+def train_run(
+  config: Config,
+  *,
+  workdir: str,
+  overrides: Mapping[str, Any],
+  allow_config_change: bool,
+) -> interrupt.Interrupts:
+  """Trains, or goes on; returns what listened for signals, which tells whether one came."""
   _check_milestones(config)
-  changes = run_record.check_same(workdir, config, allow_change=allow_config_change, free=_FREE)
+  changes = run_record.check_same(workdir, config, allow_change=allow_config_change, free=FREE)
   experiment = build(config)
   settings, strategy = config["train"], experiment.strategy
   evaluators = experiment.evaluators(workdir)
@@ -109,14 +123,14 @@ def train(
       )
   if interrupts.stops:
     say(f"Stopped after step {int(state.step)}, which is saved; the same command goes on from it.")
-    return interrupts.exit_code
+    return interrupts
   params = strategy.one_copy(weights(state, config))
   if hosts.is_first():
     views.write(workdir, evaluators.views(params))
     step = experiment.total_steps
     print_figures(logged_figures(workdir), config, workdir=workdir, step=step)
     print_report(params, workdir)
-  return 0
+  return interrupts
 
 
 def _check_milestones(config: Config) -> None:

@@ -80,6 +80,14 @@ class Interrupts:
       self.stops = self.stops or self.received is not None
 
   @property
+  def asked(self) -> bool:
+    """Whether a signal came, even too late to stop the run: nothing shall be begun after it.
+
+    With several processes that is what they agreed on, which is the same for all.
+    """
+    return self.stops or (self._agreed is None and self.received is not None)
+
+  @property
   def exit_code(self) -> int:
     """0 after SIGTERM, as schedulers want it; after SIGINT what shells expect, so scripts stop."""
     return 128 + signal.SIGINT if self.received is signal.SIGINT else 0

@@ -15,6 +15,7 @@ from looped_lm.train.plots import series as plots
 from looped_lm.train.plots.canvas import Plot
 from looped_lm.train.plots.series import Record
 
+FILE = "report.html"
 INSTALL_PLOTS = "pip install 'looped-lm[plots]'"
 
 _CSS = """
@@ -87,7 +88,7 @@ def write_report(
     pictures=_pictures(pictures, missing),
     config=_text(folder / "config.json"),
   )
-  path = folder / "report.html"
+  path = folder / FILE
   path.write_text(text)
   return str(path)
 

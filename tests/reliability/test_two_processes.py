@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import os
 import pathlib
 import re
@@ -13,6 +14,7 @@ import sys
 import pytest
 
 from looped_lm import jobs
+from looped_lm.jobs import evaluation
 from looped_lm.train import metrics
 from looped_lm.train.checkpoint import saved_steps
 
@@ -123,3 +125,23 @@ def test_a_signal_to_one_saves_the_same_step_on_both(tmp_path):
   output = finish([first, second])[0]
   (step,) = saved_steps(str(tmp_path))
   assert f"Stopped after step {step}, which is saved" in output
+
+
+def test_a_signal_between_two_seeds_stops_the_second_and_the_same_command_goes_on(tmp_path):
+  """The steps of the second run have the numbers of those that the first has taken."""
+  settings = ("--seeds=1,2", "--config.evals.names=('held_out',)")
+  first, second = start(tmp_path, *settings)
+  until(first, r"^Report: ")
+  second.send_signal(signal.SIGTERM)
+  output = finish([first, second])[0]
+  assert "Stopped at seed 2 of 1, 2" in output
+  (step,) = saved_steps(str(tmp_path / "seed_2"))
+  assert step < STEPS
+  assert not (tmp_path / "seeds.json").exists()
+  first, second = finish(start(tmp_path, *settings))
+  assert f"at step {step}." in first
+  assert "Seed" not in second
+  assert "eval/" not in second
+  figures = json.loads((tmp_path / "seeds.json").read_text())["figures"]
+  for name, value in evaluation.logged_figures(str(tmp_path / "seed_2"), step=STEPS).items():
+    assert figures[name]["values"][1] == value

@@ -6,6 +6,7 @@ the others find it, and through which a lost one is noticed.
 
 from collections.abc import Callable, Iterator
 import contextlib
+import itertools
 import os
 import sys
 import traceback
@@ -19,6 +20,8 @@ import numpy as np
 from looped_lm.errors import UserError
 
 MODES = ("auto", "on", "off")
+# Of all questions to `agreement`: with several runs in a process a step's number comes again.
+_questions = itertools.count(1)
 _NOTHING_FOUND = "coordinator_address should be defined"
 
 
@@ -100,15 +103,21 @@ def name() -> str:
   return f"process {jax.process_index()} of {jax.process_count()}"
 
 
+def wait_for_all(where: str) -> None:
+  """Waits until every process is there; alone, it does not wait."""
+  multihost_utils.sync_global_devices(f"looped_lm: {where}")
+
+
 def agreement() -> Callable[[int], bool] | None:
   """Gives step -> whether all processes stop after it, because one was told to; None for one.
 
   JAX catches SIGTERM, and takes the first step that no process has begun when the news has reached
-  all. Every process asks for every step.
+  all; after the last step of a run, that is the first one of the next. Every process asks for every
+  step.
   """
   if jax.process_count() == 1:
     return None
-  return multihost_utils.reached_preemption_sync_point
+  return lambda _: multihost_utils.reached_preemption_sync_point(next(_questions))
 
 
 @contextlib.contextmanager
@@ -139,7 +148,7 @@ def together() -> Iterator[None]:
   except BaseException:
     traceback.print_exc()
     _end("this process failed; the others stop, too.")
-  multihost_utils.sync_global_devices("looped_lm: the end")
+  wait_for_all("the end")
   jax.distributed.shutdown()
 
 

@@ -10,6 +10,8 @@ import json
 import os
 import sys
 
+import jax
+
 from looped_lm import jobs
 from looped_lm.configuration import sibling
 from looped_lm.train import window
@@ -36,6 +38,7 @@ def train(workdir, steps, every):
     step = arguments[2]
     # Before a save begins and long after the one before it has ended.
     if step % every == every - 1:
+      jax.block_until_ready(arguments[1])  # Else steps in flight would be counted.
       seen.append((step, resident_bytes()))
     return add(*arguments)
 

@@ -117,6 +117,9 @@ def get_config(arguments: str = "") -> config_dict.ConfigDict:
         "batch_size": 256,
         "micro_batches": 1,
         "ema_decay": 0.999,
+        # Leaves out updates of steps whose loss or gradient is so many deviations above the last
+        # 128 steps' mean; 0 leaves out none.
+        "skip_sigmas": 0.0,
         "log_every_steps": 20,
         "eval_every_steps": 500,
         # Besides: at each step that passes a multiple of so many words; 0 never.

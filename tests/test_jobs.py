@@ -263,6 +263,7 @@ def _assign(tree, path, value):
     (set_("train.ema_decay", 1.0), r"train.ema_decay=1.0 must lie in \[0, 1\)"),
     (set_("train.log_every_steps", 0), "log_every_steps=0 must be at least 1"),
     (set_("train.eval_every_words", -1), "train.eval_every_words=-1 must be at least 0"),
+    (set_("train.skip_sigmas", -1.0), r"train.skip_sigmas=-1.0 must be a number of at least 0"),
     (set_("train.save_at_words", (0, 5)), r"save_at_words=\(0, 5\) must be whole .* rising order"),
     (set_("train.save_at_words", (7, 7)), r"save_at_words=\(7, 7\) must be whole .* rising order"),
     (set_("train.save_at_words", (1.5,)), r"save_at_words=\(1.5,\) must be whole numbers of words"),

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 import dataclasses
 import functools
+import math
 from typing import Any, Literal
 
 from etils import epath
@@ -16,7 +17,7 @@ from looped_lm.data.tokenizer import Tokenizer
 from looped_lm.errors import UserError
 from looped_lm.evals import suite
 from looped_lm.models import looped
-from looped_lm.optim import schedules
+from looped_lm.optim import schedules, spikes
 from looped_lm.train import checkpoint, milestones, parallel, step
 from looped_lm.train.parallel import hosts
 from looped_lm.types import Model, Params, State, Subject, Vocabulary
@@ -70,7 +71,9 @@ class Experiment:
   @functools.cached_property
   def tx(self) -> optax.GradientTransformation:
     """The optimiser."""
-    return _optimizer(self.config).build(self.schedule)
+    tx = _optimizer(self.config).build(self.schedule)
+    sigmas = self.config["train"].get("skip_sigmas", 0.0)
+    return spikes.skip(tx, sigmas=sigmas) if sigmas else tx
 
   def abstract_state(self) -> State:
     """The state's shapes, without computing it."""
@@ -160,6 +163,11 @@ def check(config: Config) -> None:
     raise UserError(f"train.ema_decay={train['ema_decay']} must lie in [0, 1); 0 switches it off.")
   if train["log_every_steps"] < 1:
     raise UserError(f"train.log_every_steps={train['log_every_steps']} must be at least 1.")
+  skip_sigmas = train.get("skip_sigmas", 0.0)
+  if not 0.0 <= skip_sigmas < math.inf:
+    raise UserError(
+      f"train.skip_sigmas={skip_sigmas} must be a number of at least 0; 0 skips no step."
+    )
   for name in ("eval_every_steps", "eval_every_words", "save_every_steps", "watchdog_seconds"):
     if train[name] < 0:
       raise UserError(f"train.{name}={train[name]} must be at least 0; 0 switches it off.")

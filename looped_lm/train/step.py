@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from looped_lm.optim import spikes
 from looped_lm.types import Batch, Loss, Model, Params, Ratio, State, Task
 
 Metrics = dict[str, Ratio]
@@ -82,6 +83,7 @@ def make_train_step(
     micro_batches: Parts a device's rows are split into; their gradients are summed, then divided.
     ema_decay: Of the parameters' moving average; unused where the state has none.
   """
+  tx = optax.with_extra_args_support(tx)
 
   def gradients(
     params: Params, task: Task, key: jax.Array, progress: jax.Array, placement: Placement
@@ -127,7 +129,8 @@ def make_train_step(
     grads, loss = total((grads, loss))
     grads = jax.tree.map(lambda g: g / loss.weight, grads)
 
-    updates, opt_state = tx.update(grads, state.opt_state, state.params)
+    mean_nats = loss.sum_nats / loss.weight
+    updates, opt_state = tx.update(grads, state.opt_state, state.params, loss=mean_nats)
     params = optax.apply_updates(state.params, updates)
     ema = state.ema
     if ema is not None:
@@ -136,7 +139,8 @@ def make_train_step(
     loops_B = model.draw_loops(batch.row_B, key=key_noise, progress=progress)
     metrics = {
       **loss.metrics,
-      "loss_nats": (loss.sum_nats / loss.weight, one),
+      **spikes.figures(opt_state),
+      "loss_nats": (mean_nats, one),
       "grad_norm": (optax.tree.norm(grads), one),
       "param_norm": (optax.tree.norm(params), one),
       "loops/mean": total((loops_B.sum().astype(jnp.float32), jnp.float32(loops_B.size))),

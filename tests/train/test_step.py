@@ -166,6 +166,30 @@ def test_steps_do_not_repeat_their_draws(experiment):
 
 
 @pytest.mark.slow
+def test_a_step_that_jumps_is_left_out_and_logged(experiment):
+  """On four devices, from a state that has seen nothing and from one that has seen lower losses."""
+  config = {
+    **experiment.config,
+    "train": experiment.config["train"] | {"skip_sigmas": 6.0},
+    "optim": experiment.config["optim"] | {"warmup_fraction": 0.0},
+  }
+  experiment = dataclasses.replace(experiment, config=config)
+  strategy, compiled = experiment.strategy, experiment.strategy.compile_step(make_step(experiment))
+  for seen, skipped in ((0, False), (64, True)):
+    state = experiment.initial_state()
+    lower = state.opt_state.seen_2W + 0.01
+    opt_state = state.opt_state._replace(seen_2W=lower, steps=state.opt_state.steps + seen)
+    before = jax.tree.map(np.array, state.params)
+    batch = strategy.split(experiment.pipeline.batch_at(0))
+    after, figures = compiled(strategy.replicate(state.replace(opt_state=opt_state)), batch)
+    assert float(figures["skipped"][0]) == skipped
+    same = jax.tree.map(lambda a, b: bool((a == b).all()), before, after.params)
+    assert all(jax.tree.leaves(same)) is skipped
+    assert int(after.step) == 1
+    assert int(after.opt_state.steps) == seen + 1
+
+
+@pytest.mark.slow
 def test_sampled_depth_is_the_same_on_four_devices_and_in_parts(tiny_config):
   """Rows of different depth, dropout on; every device and micro-batch has its own longest row."""
   config = tiny_config()

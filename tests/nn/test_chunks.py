@@ -164,7 +164,8 @@ def assert_same(found):
     np.testing.assert_allclose(ours, whole, rtol=1e-12, atol=1e-12, err_msg=name)
 
 
-@pytest.mark.parametrize("mntp_fraction", [0.5, pytest.param(1.0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("mntp_fraction", [0.5, 1.0])
 def test_loss_and_gradients_of_a_model_are_those_of_all_at_once(x64, tiny_config, mntp_fraction):
   settings = tiny_config()["model"]
   assert settings["head"]["dropout_rate"] > 0

@@ -39,6 +39,8 @@ def skip(
   The step's own loss and norm are remembered with the others, so that a lasting change is no jump
   for long. A loss that is not finite is no jump: it stops the run.
 
+  The result's `update` needs the step's `loss`, in nats, by name.
+
   Args:
     tx: The optimiser.
     sigmas: Above 0; OLMo 2 takes 6.
@@ -55,12 +57,10 @@ def skip(
       skipped=jnp.zeros((), bool),
     )
 
-  def update(
-    updates: Any, state: SpikeState, params: Any = None, *, loss: Float[Array, ""], **extra: Any
-  ) -> tuple[Any, SpikeState]:
-    now_2 = jnp.stack([loss, optax.tree.norm(updates)]).astype(jnp.float32)
+  def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, SpikeState]:
+    now_2 = jnp.stack([extra["loss"], optax.tree.norm(updates)]).astype(jnp.float32)
     skipped = _jumps(now_2, state, sigmas)
-    updates, inner = tx.update(updates, state.inner, params, loss=loss, **extra)
+    updates, inner = tx.update(updates, state.inner, params, **extra)
     updates = jax.tree.map(lambda x: jnp.where(skipped, jnp.zeros_like(x), x), updates)
 
     def kept(new: Array, old: Array) -> Array:

@@ -16,7 +16,7 @@ from looped_lm.errors import UserError
 from looped_lm.evals import generated_pairs
 from looped_lm.jobs import evaluation, experiment
 from looped_lm.train import metrics as log
-from looped_lm.train import window
+from looped_lm.train import milestones, window
 
 
 def run(mode, config, workdir, **flags):
@@ -322,11 +322,16 @@ def test_a_milestone_beyond_the_run_is_told_before_anything_compiles(
 def test_ages_of_acquisition_need_milestones(tiny_config, tmp_path, monkeypatch):
   config = with_ages(tiny_config(), tmp_path)
   monkeypatch.setattr(jobs.Experiment, "create_state", lambda _: pytest.fail("compiled"))
-  with pytest.raises(UserError, match=r"evals names \['aoa'\].* set train.save_at_words"):
-    run("train", config, tmp_path / "run")
-  config["train"]["save_at_words"] = (500, 1000)
+  for words in ((), (500, 1000)):
+    config["train"]["save_at_words"] = words
+    message = rf"The config keeps {len(words)} milestones, and evals names what needs 3: set more"
+    with pytest.raises(UserError, match=message):
+      run("train", config, tmp_path / "run")
   (tmp_path / "run").mkdir()
   with pytest.raises(UserError, match=r"has no milestones: train with"):
+    run("eval", config, tmp_path / "run")
+  monkeypatch.setattr(milestones, "saved", lambda _: {"chck_500": "", "chck_1000": ""})
+  with pytest.raises(UserError, match=r"The run has 2 milestones, and evals names what needs 3"):
     run("eval", config, tmp_path / "run")
 
 

@@ -8,7 +8,6 @@ import json
 from typing import Any, ClassVar
 
 from etils import epath
-import jax
 from jaxtyping import Float
 import numpy as np
 
@@ -40,7 +39,7 @@ class Evaluator:
   """
 
   reads_its_set: ClassVar[bool] = True
-  reads_milestones: ClassVar[bool] = True
+  milestones_needed: ClassVar[int] = acquisition.FEWEST
   final_only: ClassVar[bool] = True
 
   subject: Subject
@@ -63,11 +62,7 @@ class Evaluator:
     self.child = _child_ages(human)
 
   def run(self, params: Params) -> Iterator[tuple[str, float]]:
-    """Scores every milestone; the parameters at hand are not asked.
-
-    Raises:
-      UserError: The run has fewer than three milestones.
-    """
+    """Scores every milestone; the parameters at hand are not asked."""
     del params
     surprisal = self._surprisal()
     for backend, of_milestone in surprisal.items():
@@ -81,7 +76,7 @@ class Evaluator:
   def _surprisal(self) -> dict[str, dict[tuple[str, int], Float[np.ndarray, " P"]]]:
     """backend -> (milestone, words read) -> nats of each passage."""
     passages = [
-      Passage(text=f"{context.strip()} {word}", start=len(context.strip()) + 1)
+      Passage(text=f"{context.strip()} {word.strip()}", start=len(context.strip()) + 1)
       for word, contexts in self.contexts.items()
       for context in contexts
     ]
@@ -90,14 +85,7 @@ class Evaluator:
       for backend in self.subject.backends:
         scores = Scorer(subject=self.subject, backend=backend).score(params, passages)
         found.setdefault(backend, {})[name, words] = -scores.nats_LN[-1]
-      if jax.process_index() == 0:
-        print(f"aoa: {name} is scored.")
-    count = len(next(iter(found.values()), ()))
-    if count < acquisition.FEWEST:
-      raise UserError(
-        f"The run has {count} milestones, and age of acquisition needs {acquisition.FEWEST}: train "
-        "with more of train.save_at_words."
-      )
+      results.say(f"aoa: {name} is scored.")
     return found
 
   def _summary(self, of_milestone: dict[tuple[str, int], np.ndarray]) -> dict[str, Any]:
@@ -176,7 +164,7 @@ def _contexts(file: epath.Path) -> dict[str, list[str]]:
         f"{str(entries)[:60]}."
       )
     if len(word) > 1:
-      contexts[word.strip()] = texts
+      contexts[word] = texts
   if not contexts:
     raise UserError(f"{file} has no word of more than one letter.")
   return contexts

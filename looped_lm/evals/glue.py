@@ -5,7 +5,6 @@ import dataclasses
 from typing import Any, ClassVar
 
 from etils import epath
-import jax
 from jaxtyping import Int
 import numpy as np
 
@@ -224,14 +223,14 @@ class Evaluator:
     ):
       epochs.append(epoch)
       guesses.append(predicted_N)
-      _say(
+      results.say(
         f"glue/{task}: epoch {len(epochs)} of {recipe.epochs}, loss "
         f"{epoch.train_loss_nats:.4f} nats, validation {metric} {100 * epoch.score:.2f} %"
       )
     best = max(range(len(epochs)), key=lambda place: epochs[place].score)
     counts = {part: (len(rows), cut) for part, (rows, cut) in encoded.items()}
     if cut := sum(cut for _, cut in counts.values()):
-      _say(f"glue/{task}: {cut} texts were cut to {self.max_length} tokens.")
+      results.say(f"glue/{task}: {cut} texts were cut to {self.max_length} tokens.")
     figures = judged(guesses[best])
     summary = {
       "metric": metric,
@@ -299,9 +298,3 @@ def _file(folder: epath.Path, task: str, part: str) -> epath.Path:
       f"tasks that are there: --config.evals.glue.tasks=\"('rte',)\"."
     )
   return file
-
-
-def _say(text: str) -> None:
-  """Fine-tuning takes long: it says where it is."""
-  if not jax.process_index():
-    print(text)

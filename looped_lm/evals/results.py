@@ -1,4 +1,4 @@
-"""Where evaluators leave what a figure cannot hold."""
+"""Where evaluators leave, and say, what a figure cannot hold."""
 
 import json
 from typing import Any
@@ -16,6 +16,12 @@ class Folder:
   def write(self, name: str, content: Any, *, indent: int | None = None) -> None:
     """Writes a file of JSON."""
     write(self._path / name, content, indent=indent)
+
+
+def say(text: str) -> None:
+  """Prints in the first process alone; for evaluators that take long."""
+  if not jax.process_index():
+    print(text)
 
 
 def write(path: epath.Path, content: Any, *, indent: int | None = None) -> None:

@@ -99,10 +99,13 @@ def _collated(
 
   def read(task: str, file: str = "predictions.json") -> Any:
     """The task's file where it is of this model; else says why not."""
-    mark = marks.get(f"{task}/{backend}")
-    if mark == dict(model):
-      return json.loads((root / task / backend / file).read_text())
-    left_out[task] = "not scored" if mark is None else f"scored of another model ({_told(mark)})"
+    mark, path = marks.get(f"{task}/{backend}"), root / task / backend / file
+    if mark is None or not path.exists():
+      left_out[task] = "not scored"
+    elif mark != dict(model):
+      left_out[task] = f"scored of another model ({_told(mark)})"
+    else:
+      return json.loads(path.read_text())
     return None
 
   def whole(task: str, told: Any, found: int, wanted: int) -> Any:
@@ -130,7 +133,7 @@ def _collated(
   if surprisals is not None and {r["step"] for r in surprisals["results"]} != _CHECKPOINTS:
     left_out["aoa"], surprisals = "the checkpoints are not those of the strict-small track", None
   content["aoa_surprisals"] = surprisals
-  content["aoa"] = {"aoa": scores["score_percent"] / 100.0} if surprisals is not None else None
+  content["aoa"] = {"aoa": scores["score_percent"] / 100.0} if surprisals and scores else None
   content["fast_eval_results"] = {name: [None] * len(_CHECKPOINTS) for name in _FAST}
   return content, left_out
 

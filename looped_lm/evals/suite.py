@@ -21,7 +21,7 @@ class Suite:
   or `views(params) -> name -> array`, the parameters on one device, or both. One that
   `reads_its_set` does so when it is made, without its subject, so that a wrong set is said early;
   one that is `final_only` takes too long to be asked during training, wherever it is named, and one
-  that `reads_milestones` is asked of all weights that the run kept on its way.
+  of `milestones_needed` asks all weights that the run kept on its way, at least so many.
   """
 
   def __init__(self, settings: Settings, subject: Subject) -> None:
@@ -96,14 +96,29 @@ def check_sets(settings: Settings) -> None:
       evaluator(subject=None, **_own(settings, name))
 
 
-def reads_milestones(settings: Settings) -> list[str]:
-  """Names the evaluators that need the milestones of the run."""
+def milestones_needed(settings: Settings) -> int:
+  """How many of the weights that a run keeps on its way the evaluators need; 0 for none."""
   names = (*settings["names"], *settings["final_names"])
-  return [
-    name
-    for name in names
-    if getattr(plugins.load("evals", name).Evaluator, "reads_milestones", False)
-  ]
+  evaluators = (plugins.load("evals", name).Evaluator for name in names)
+  return max((getattr(each, "milestones_needed", 0) for each in evaluators), default=0)
+
+
+def check_milestones(settings: Settings, count: int, *, whose: str) -> None:
+  """Checks that there are as many of them as the evaluators need.
+
+  Args:
+    settings: As `check` has them.
+    count: Milestones there are, or will be.
+    whose: Begins the message, as in "The config keeps".
+
+  Raises:
+    UserError: There are fewer.
+  """
+  if count < (needed := milestones_needed(settings)):
+    raise UserError(
+      f"{whose} {count} milestones, and evals names what needs {needed}: set more of "
+      "train.save_at_words (looped_gpt_bert.py:babylm has BabyLM's), or name fewer evals."
+    )
 
 
 def _own(settings: Settings, name: str) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from looped_lm.types import Params
 def evaluate(config: Config, *, workdir: str, **_: Any) -> None:
   """Measures the last checkpoint of a run."""
   run_record.check_same(workdir, config, allow_change=True)
-  if suite.reads_milestones(config["evals"]):
-    milestones.saved(workdir)
+  if suite.milestones_needed(config["evals"]):
+    suite.check_milestones(config["evals"], len(milestones.saved(workdir)), whose="The run has")
   experiment = build(config, trained_length=trained_length(config, workdir))
   which = stored_weights(config)
   abstract = experiment.strategy.like_saved(experiment.abstract_state())

@@ -58,7 +58,9 @@ def train_run(
   allow_config_change: bool,
 ) -> interrupt.Interrupts:
   """Trains, or goes on; returns what listened for signals, which tells whether one came."""
-  _check_milestones(config)
+  suite.check_milestones(
+    config["evals"], len(config["train"]["save_at_words"]), whose="The config keeps"
+  )
   changes = run_record.check_same(workdir, config, allow_change=allow_config_change, free=FREE)
   experiment = build(config)
   settings, strategy = config["train"], experiment.strategy
@@ -87,6 +89,8 @@ def train_run(
     first = int(state.step)
     if missed := kept.missed(first):
       say(f"These milestones lie before step {first} and cannot be written any more: {missed}.")
+    left = len(settings["save_at_words"]) - len(missed)
+    suite.check_milestones(config["evals"], left, whose="This run can still have")
     say(describe(experiment.model, config, experiment.prepared))
     if hosts.is_first():
       run_record.write(workdir, config, overrides=overrides, changes=changes, step=first)
@@ -131,16 +135,6 @@ def train_run(
     print_figures(logged_figures(workdir), config, workdir=workdir, step=step)
     print_report(params, workdir)
   return interrupts
-
-
-def _check_milestones(config: Config) -> None:
-  """Raises where an evaluator of the end needs milestones that the run will not keep."""
-  names, words = suite.reads_milestones(config["evals"]), config["train"]["save_at_words"]
-  if names and not words:
-    raise UserError(
-      f"evals names {names}, which reads the weights kept on the way; set train.save_at_words (the "
-      "config looped_gpt_bert.py:babylm has BabyLM's), or leave it out."
-    )
 
 
 def replay(config: Config, *, workdir: str, replay_step: int, **_: Any) -> None:

@@ -43,9 +43,9 @@ def skip(
 
   Args:
     tx: The optimiser.
-    sigmas: Above 0; OLMo 2 takes 6.
+    sigmas: Above 0; OLMo-core takes 6.
 
-  Source: OLMo 2 (2025), its skip-step optimiser.
+  Source: OLMo-core's skip-step optimisers; there what counts steps stands still as well.
   """
   tx = optax.with_extra_args_support(tx)
 

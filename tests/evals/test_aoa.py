@@ -151,12 +151,6 @@ def test_a_model_that_says_nothing_scores_zero(tmp_path, subject, favouring):
   assert dict(evaluator.run({})) == {"eval/aoa/causal/score_percent": 0.0}
 
 
-def test_two_milestones_are_no_curve(tmp_path, subject, favouring):
-  kept = with_milestones(subject, [favouring([])] * 2)
-  with pytest.raises(UserError, match=r"has 2 milestones.*needs 3: train with more of train.save"):
-    dict(aoa.Evaluator(subject=kept, path=write_sets(tmp_path)).run({}))
-
-
 @pytest.mark.parametrize(
   ("content", "message"),
   [

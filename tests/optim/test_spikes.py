@@ -9,6 +9,8 @@ import optax
 import pytest
 
 from looped_lm.optim import spikes
+from looped_lm.train.checkpoint import Checkpoints
+from looped_lm.types import State
 
 SIGMAS = 6.0
 
@@ -114,3 +116,21 @@ def test_figures_are_there_with_the_rule_alone(adam):
   assert spikes.figures(state) == {"skipped": (0.0, 1.0)}
   assert spikes.figures(run(adam, [(99.0, ordinary(0)[1])], state)[1]) == {"skipped": (1.0, 1.0)}
   assert spikes.figures(optax.sgd(1.0).init({"w": jnp.zeros(2)})) == {}
+
+
+def test_a_checkpoint_keeps_what_the_rule_remembers(adam, tmp_path):
+  opt_state = after(adam, 64)
+  params = {"w": jnp.zeros(2)}
+  state = State(
+    step=jnp.int32(64), params=params, ema=None, opt_state=opt_state, key=jax.random.key(0)
+  )
+  with Checkpoints(str(tmp_path), keep_latest=1, config={}) as checkpoints:
+    checkpoints.save(state, data={"next_step": 64})
+  like = jax.eval_shape(lambda: state)
+  with Checkpoints(str(tmp_path), keep_latest=1, config={}) as checkpoints:
+    restored, _ = checkpoints.restore(like)
+  for each in (9.0, ordinary(64)[0]):
+    (ours,), now = run(adam, [(each, ordinary(64)[1])], restored.opt_state)
+    (theirs,), then = run(adam, [(each, ordinary(64)[1])], opt_state)
+    assert bool(now.skipped) == bool(then.skipped) == (each == 9.0)
+    np.testing.assert_array_equal(ours, theirs)

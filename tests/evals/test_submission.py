@@ -95,3 +95,11 @@ def test_without_a_task_of_the_leaderboard_nothing_is_written(tmp_path):
   assert not (tmp_path / "evals").exists()
   assert leave(tmp_path, "minimal_pairs_generated", BLIMP) == []
   assert not (tmp_path / "evals" / "submission_causal.json").exists()
+
+
+def test_predictions_that_were_removed_are_not_scored(tmp_path, sizes):
+  leave(tmp_path, "blimp", BLIMP)
+  (tmp_path / "evals" / "blimp" / "causal" / "predictions.json").unlink()
+  (written,) = leave(tmp_path, "entity_tracking", BLIMP)
+  assert content_of(written)["blimp"] is None
+  assert written.left_out["blimp"] == "not scored"

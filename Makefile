@@ -61,7 +61,7 @@ check: setup ## Format, lint, types, import directions, shell scripts.
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/pyright --pythonpath $(PY)
 	$(VENV)/bin/lint-imports --no-logo
-	$(VENV)/bin/shellcheck -x .ci/run launch/*.sh
+	$(VENV)/bin/shellcheck -x .ci/run launch/*.sh benchmarks/*.sh
 
 format: setup ## Formats and mends what can be mended.
 	$(VENV)/bin/ruff format .

@@ -52,20 +52,31 @@ def seconds(command, **options):
   return time.perf_counter() - started
 
 
+def main_command(args, mode, *flags):
+  """Our program's command on the run at hand."""
+  command = [sys.executable, "-m", "looped_lm.main", f"--config={args.config}", f"--mode={mode}"]
+  return [*command, f"--workdir={args.workdir}", *flags]
+
+
+def pipeline_environment():
+  """Offline, whatever the pipeline would like to report."""
+  return os.environ | {
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "WANDB_MODE": "offline",
+  }
+
+
 def ours(args, task, backend, path):
   return seconds(
-    [
-      sys.executable,
-      "-m",
-      "looped_lm.main",
-      f"--config={args.config}",
-      f"--workdir={args.workdir}",
-      "--mode=eval",
+    main_command(
+      args,
+      "eval",
       f"--config.evals.names=('{task}',)",
       "--config.evals.final_names=()",
       f"--config.evals.backends=('{backend}',)",
       f"--config.evals.{task}.path={path}",
-    ]
+    )
   )
 
 
@@ -73,15 +84,10 @@ def theirs(args, export, task, backend, path, output):
   module, extra = "sentence_zero_shot", ["--task", task, "--save_predictions"]
   if task == "reading":
     module, extra = "reading", []
-  environment = os.environ | {
-    "HF_HUB_OFFLINE": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "WANDB_MODE": "offline",
-  }
   command = [args.python, "-m", f"evaluation_pipeline.{module}.run", *extra]
   command += ["--model_path_or_name", export, "--backend", backend]
   command += ["--data_path", path, "--output_dir", output]
-  return seconds(command, cwd=args.pipeline, env=environment)
+  return seconds(command, cwd=args.pipeline, env=pipeline_environment())
 
 
 def read(path):
@@ -141,8 +147,7 @@ def main():
   with tempfile.TemporaryDirectory() as name:
     folder = pathlib.Path(name)
     export = folder / "export"
-    command = [sys.executable, "-m", "looped_lm.main", f"--config={args.config}", "--mode=export"]
-    seconds([*command, f"--workdir={args.workdir}", f"--output={export}"])
+    seconds(main_command(args, "export", f"--output={export}"))
     for task in args.tasks:
       for backend in args.backends:
         if task == "reading":

@@ -126,6 +126,7 @@ def loss(model, tokens, see, targets, weights, z_loss_weight):
   """The weighted mean of cross-entropy and z-loss, as our objectives have it."""
   supervised = weights.flatten().nonzero()[:, 0]
   logits, weights = model(tokens, see, supervised), weights.flatten()[supervised]
+  logits = logits.float()
   log_z = logits.logsumexp(-1)
   nats = F.cross_entropy(logits, targets.flatten()[supervised], reduction="none")
   return (weights * (nats + z_loss_weight * log_z.square())).sum() / weights.sum()

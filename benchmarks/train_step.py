@@ -102,6 +102,7 @@ class TorchStep:
 
   def __init__(self, ours, *, num_steps, compiled=False):
     import plain_torch
+    import torch
 
     model = ours.config["model"]
     if model["block"]["name"] != "gpt_bert" or model["prelude_layers"] or model["coda_layers"]:
@@ -112,28 +113,33 @@ class TorchStep:
       max_distance=model["block"]["max_distance"],
     ).astype(np.int64)
     self._torch, self._ours, self._step = plain_torch, ours, 0
+    self._device = "cuda" if torch.cuda.is_available() else "cpu"
+    narrow = model["compute_dtype"] == "bfloat16"
+    self._precision = torch.autocast(self._device, torch.bfloat16, enabled=narrow)
     self._batches = [self._batch(ours.task(step)) for step in range(num_steps)]
-    self._model = plain_torch.LoopedGptBert(ours.first_params, model, buckets, compiled).train()
+    self._model = plain_torch.LoopedGptBert(ours.first_params, model, buckets, compiled)
+    self._model.to(self._device).train()
     ema_decay = ours.config["train"]["ema_decay"]
     self._lamb = plain_torch.Lamb(self._model, ours.config["optim"], ema_decay)
     self._rates = [float(ours.schedule(step)) for step in range(num_steps)]
 
-  @staticmethod
-  def _batch(task):
+  def _batch(self, task):
     import torch
 
     inputs = task.inputs
     see_BTS = visibility.visible(inputs.order_BT, inputs.segments_BT)
-    return (
-      torch.tensor(np.array(inputs.tokens_BT)).long(),
-      torch.tensor(np.array(see_BTS[:, None])),
-      torch.tensor(np.array(task.targets_BT)).long(),
-      torch.tensor(np.array(task.weight_BT)),
+    arrays = (
+      np.asarray(inputs.tokens_BT, np.int64),
+      np.array(see_BTS[:, None]),
+      np.asarray(task.targets_BT, np.int64),
+      np.array(task.weight_BT),
     )
+    return [torch.tensor(array, device=self._device) for array in arrays]
 
   def __call__(self):
     z_loss_weight = self._ours.config["objective"]["z_loss_weight"]
-    loss = self._torch.loss(self._model, *self._batches[self._step], z_loss_weight)
+    with self._precision:
+      loss = self._torch.loss(self._model, *self._batches[self._step], z_loss_weight)
     loss.backward()
     self._lamb.step(self._rates[self._step])
     self._step += 1
@@ -254,7 +260,7 @@ def main():
     a.append(timed(ours))
     if other is not None:
       b.append(timed(other))
-  print(f"peak of a dense product at these shapes: {peak / 1e9:.0f} GFLOP/s")
+  print(f"peak of a dense product at these shapes: {peak / 1e9:,.0f} GFLOP/s")
   print("| | tokens/s median | best | share of peak median | best | temporary GB | compile s |")
   print("|---|---|---|---|---|---|---|")
   show("ours", ours, a, peak)

@@ -65,7 +65,9 @@ def get_config(arguments: str = "") -> config_dict.ConfigDict:
           "start_loops": 1.0,
           "curriculum_fraction": 1.0,
         },
-        "remat": "dots",
+        # What the backward pass recomputes: none, attention, dots, full; auto takes the first of
+        # them that fits the memory, and says which.
+        "remat": "auto",
         "compute_dtype": "bfloat16",
         "block": {
           "name": "gpt_bert",

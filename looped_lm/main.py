@@ -44,6 +44,9 @@ _COORDINATOR = flags.DEFINE_string(
 )
 _NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "Processes; see --distributed.")
 _PROCESS_ID = flags.DEFINE_integer("process_id", None, "Which process; see --distributed.")
+_COMPILED = flags.DEFINE_bool(
+  "compiled", False, "Whether --mode=describe compiles the step, for the memory of each device."
+)
 _PROMPT = flags.DEFINE_multi_string(
   "prompt", None, "A text for --mode=generate, once for each; the same as config.generate.prompts."
 )
@@ -80,6 +83,8 @@ def run(arguments: Sequence[str]) -> int:
     raise UserError("--config is missing; give a file such as configs/quickstart.py.")
   if _MILESTONES.value and _MODE.value != "export":
     raise UserError(f"--milestones is for --mode=export, not --mode={_MODE.value}.")
+  if _COMPILED.value and _MODE.value != "describe":
+    raise UserError(f"--compiled is for --mode=describe, not --mode={_MODE.value}.")
   if _PROMPT.value:
     if _MODE.value != "generate":
       raise UserError(f"--prompt is for --mode=generate, not --mode={_MODE.value}.")
@@ -112,6 +117,7 @@ def run(arguments: Sequence[str]) -> int:
         milestones=_MILESTONES.value,
       ),
       replay_step=_STEP.value,
+      compiled=_COMPILED.value,
       seeds=seeds,
     )
 

@@ -5,6 +5,7 @@ import io
 import json
 import math
 import os
+import re
 import signal
 
 import jax
@@ -15,6 +16,8 @@ from looped_lm import jobs
 from looped_lm.errors import UserError
 from looped_lm.evals import generated_pairs
 from looped_lm.jobs import evaluation, experiment
+from looped_lm.models import looped
+from looped_lm.scaling import flops
 from looped_lm.train import metrics as log
 from looped_lm.train import milestones, window
 
@@ -243,6 +246,29 @@ def test_describe_and_prepare_print_without_training(tiny_config, capsys, tmp_pa
   text = capsys.readouterr().out
   assert "--mode=prepare" not in text
   assert "total words" in text
+
+
+@pytest.mark.slow
+def test_the_compiler_tells_the_memory_of_each_device(tiny_config, capsys):
+  """Nothing is prepared for it, and what is held is the state's bytes, split as the mesh does."""
+  held = {}
+  for fsdp in (1, jax.device_count()):
+    config = tiny_config()
+    config["tokenizer"]["vocab_size"] = 640
+    config["model"]["remat"] = "auto"
+    if fsdp > 1:
+      config["parallel"] |= {"strategy": "mesh", "fsdp": fsdp}
+    run("describe", config, None, compiled=True)
+    text = capsys.readouterr().out
+    assert "remat='auto' takes 'attention'" in text
+    figures = re.findall(r"(state and rows|temporaries|together) +([\d.]+) (kB|MB)", text)
+    size = {name: float(value) * {"kB": 1e3, "MB": 1e6}[unit] for name, value, unit in figures}
+    assert size["together"] >= 0.99 * (size["state and rows"] + size["temporaries"])
+    held[fsdp] = size["state and rows"]
+  params = flops.abstract_params(looped.build(config["model"], vocab_size=640))
+  # Parameters, two moments and the average.
+  assert held[1] == pytest.approx(16 * sum(x.size for x in jax.tree.leaves(params)), rel=0.02)
+  assert held[fsdp] < 1.3 * held[1] / fsdp
 
 
 def set_(path, value):

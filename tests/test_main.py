@@ -19,6 +19,7 @@ MISTAKES = {
   "configs/nothing.py": ["--config=configs/nothing.py"],
   "describe": [TINY, "--mode=trian"],
   "--prompt is for --mode=generate": [TINY, "--mode=describe", "--prompt=Hello"],
+  "--compiled is for --mode=describe, not --mode=eval": [TINY, "--mode=eval", "--compiled"],
   "--milestones is for --mode=export, not --mode=describe": [
     TINY,
     "--mode=describe",

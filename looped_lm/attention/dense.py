@@ -4,10 +4,31 @@ from collections.abc import Callable
 import dataclasses
 
 import jax
+from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from looped_lm.nn import loops
 from looped_lm.nn.precision import accumulator
+
+
+@jax.custom_jvp
+def visible_softmax(
+  score: Float[Array, "... T S"], see: Bool[Array, "... T S"]
+) -> Float[Array, "... T S"]:
+  """Softmax over the visible keys; zeros where a query may see none.
+
+  Its derivative is p · (t - Σ p t), so the backward pass needs p alone, under a name by which
+  rematerialisation can keep it.
+  """
+  score = jnp.where(see, score, jnp.finfo(score.dtype).min)
+  return jnp.where(see, jax.nn.softmax(score, axis=-1), 0.0)
+
+
+@visible_softmax.defjvp
+def _visible_softmax_jvp(primals, tangents):
+  p = checkpoint_name(visible_softmax(*primals), loops.ATTENTION)
+  return p, p * (tangents[0] - (p * tangents[0]).sum(axis=-1, keepdims=True))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,7 +65,6 @@ class Attention:
     )
     if bias_BNTS is not None:
       score_BNTS = score_BNTS + bias_BNTS
-    see_B1TS = see_BTS[:, None]
-    score_BNTS = jnp.where(see_B1TS, score_BNTS * scale, jnp.finfo(score_BNTS.dtype).min)
-    p_BNTS = dropout(jnp.where(see_B1TS, jax.nn.softmax(score_BNTS, axis=-1), 0.0))
-    return jnp.einsum("BNTS,BSNH->BTNH", p_BNTS.astype(v_BSNH.dtype), v_BSNH)
+    p_BNTS = dropout(visible_softmax(score_BNTS * scale, see_BTS[:, None]))
+    c_BTNH = jnp.einsum("BNTS,BSNH->BTNH", p_BNTS.astype(v_BSNH.dtype), v_BSNH)
+    return checkpoint_name(c_BTNH, loops.ATTENTION)

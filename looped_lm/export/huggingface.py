@@ -41,7 +41,7 @@ _KNOWN = {
     "gated",
     "hyper_connections",
   ),
-  "attention": ("dense",),
+  "attention": ("dense", "fused"),
   "head": ("linear", "transform"),
 }
 # Rows of this length work for all positions but learned ones.

@@ -43,6 +43,7 @@ def run(
   allow_config_change: bool,
   export: Export | None = None,
   replay_step: int = 0,
+  compiled: bool = False,
   seeds: Sequence[int] = (),
 ) -> int:
   """Runs a job.
@@ -55,6 +56,7 @@ def run(
     allow_config_change: Whether a workdir of another config may be continued.
     export: How to export, for that mode.
     replay_step: The step that mode "replay" takes again.
+    compiled: Whether mode "describe" compiles the step.
     seeds: Those that mode "train" trains with, each in a folder of its own; () trains once, with
       the config's.
 
@@ -76,6 +78,7 @@ def run(
     allow_config_change=allow_config_change,
     export=export or Export(),
     replay_step=replay_step,
+    compiled=compiled,
     seeds=seeds,
   )
   return code or 0

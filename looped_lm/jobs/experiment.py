@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from etils import epath
 import jax
+import jax.numpy as jnp
 import optax
 
 from looped_lm import plugins
@@ -18,9 +19,10 @@ from looped_lm.errors import UserError
 from looped_lm.evals import suite
 from looped_lm.models import looped
 from looped_lm.optim import schedules, spikes
+from looped_lm.scaling import flops, remat
 from looped_lm.train import checkpoint, milestones, parallel, step
 from looped_lm.train.parallel import hosts
-from looped_lm.types import Model, Params, State, Subject, Vocabulary
+from looped_lm.types import Batch, Model, Params, State, Subject, Vocabulary
 
 Config = Mapping[str, Any]
 _GROUPS = (
@@ -47,6 +49,7 @@ class Experiment:
 
   Attributes:
     config: The resolved config.
+    choice: What was chosen where it says "auto", and why; "" where nothing was.
     model: The model.
     objective: What is predicted.
     prepared: Tokenizer and rows.
@@ -56,6 +59,7 @@ class Experiment:
   """
 
   config: Config
+  choice: str
   model: Model
   objective: Any
   prepared: Prepared
@@ -71,9 +75,7 @@ class Experiment:
   @functools.cached_property
   def tx(self) -> optax.GradientTransformation:
     """The optimiser."""
-    tx = _optimizer(self.config).build(self.schedule)
-    sigmas = self.config["train"].get("skip_sigmas", 0.0)
-    return spikes.skip(tx, sigmas=sigmas) if sigmas else tx
+    return _transformation(self.config, self.schedule)
 
   def abstract_state(self) -> State:
     """The state's shapes, without computing it."""
@@ -91,14 +93,8 @@ class Experiment:
 
   def train_step(self) -> Callable[..., Any]:
     """The pure step."""
-    return step.make_train_step(
-      model=self.model,
-      objective=self.objective,
-      tx=self.tx,
-      schedule=self.schedule,
-      total_steps=self.total_steps,
-      micro_batches=self.config["train"]["micro_batches"],
-      ema_decay=self.config["train"]["ema_decay"],
+    return _train_step(
+      self.config, self.model, self.objective, self.tx, self.schedule, self.total_steps
     )
 
   def _start(self) -> tuple[Callable[[Any], State], Any]:
@@ -186,7 +182,7 @@ def check(config: Config) -> None:
   size = max(config["tokenizer"]["vocab_size"], 17)
   looped.build(config["model"], vocab_size=size, longest_distance=longest_distance(config))
   strategy.check_model(config["model"])
-  _objective(config, Vocabulary(size=size, num_special=16, bos_id=1, pad_id=3, mask_id=4))
+  _objective(config, _any_vocabulary(size))
   _init(config)
   _optimizer(config)
   _schedule(config, total_steps=1000)
@@ -208,8 +204,10 @@ def build(config: Config, *, trained_length: int | None = None) -> Experiment:
     process_index=jax.process_index(),
     process_count=jax.process_count(),
   )
+  config, choice = rematerialised(config, vocab_size=vocabulary.size)
   return Experiment(
     config=config,
+    choice=choice,
     model=looped.build(
       config["model"],
       vocab_size=vocabulary.size,
@@ -221,6 +219,56 @@ def build(config: Config, *, trained_length: int | None = None) -> Experiment:
     strategy=parallel.make(config["parallel"]),
     total_steps=_total_steps(config, pipeline),
   )
+
+
+def lowered_step(config: Config, *, vocab_size: int) -> Any:
+  """The training step lowered for its shapes alone: no data is read, nothing is allocated.
+
+  Args:
+    config: The resolved config.
+    vocab_size: Entries of the tokenizer that it would be trained with.
+  """
+  model = looped.build(config["model"], vocab_size=vocab_size)
+  total_steps = 1000  # What rates it makes is no part of the program's size.
+  schedule = _schedule(config, total_steps=total_steps)
+  tx = _transformation(config, schedule)
+  objective = _objective(config, _any_vocabulary(vocab_size))
+  make = functools.partial(
+    step.initial_state, model.init, tx, seed=0, ema=config["train"]["ema_decay"] > 0
+  )
+  rows, length = config["train"]["batch_size"], config["data"]["seq_len"]
+
+  def make_batch() -> Batch:
+    tokens_BT = jnp.zeros((rows, length), jnp.int32)
+    return Batch(tokens_BT=tokens_BT, segments_BT=tokens_BT, row_B=tokens_BT[:, 0])
+
+  train_step = _train_step(config, model, objective, tx, schedule, total_steps)
+  strategy = parallel.make(config["parallel"])
+  return strategy.lower_step(train_step, jax.eval_shape(make), jax.eval_shape(make_batch))
+
+
+def rematerialised(config: Config, *, vocab_size: int) -> tuple[Config, str]:
+  """The config with the rematerialisation chosen, where it says "auto", and why this one."""
+  model, train = config["model"], config["train"]
+  if model["remat"] != remat.AUTO:
+    return config, ""
+  params = flops.abstract_params(looped.build(model, vocab_size=vocab_size))
+  strategy = config["parallel"]
+  parts = strategy["fsdp"] * strategy["tensor"] if strategy["strategy"] == "mesh" else 1
+  # Parameters, gradients, two moments, and the average where there is one.
+  copies = 4 + (train["ema_decay"] > 0)
+  device = jax.local_devices()[0]
+  name, line = remat.choose(
+    model,
+    params,
+    rows=max(1, train["batch_size"] // (jax.device_count() * train["micro_batches"])),
+    seq_len=config["data"]["seq_len"],
+    chunk_tokens=config["objective"].get("chunk_tokens", 0),
+    held_bytes=copies * sum(4 * x.size for x in jax.tree.leaves(params)) // parts,
+    device_bytes=remat.device_bytes(device),
+    platform=device.platform,
+  )
+  return {**config, "model": {**model, "remat": name}}, line
 
 
 def longest_distance(config: Config, *, trained_length: int | None = None) -> int | None:
@@ -297,6 +345,36 @@ def _init(config: Config) -> Any:
 
 def _optimizer(config: Config) -> Any:
   return picked(plugins.load("optim", config["optim"]["name"]).Optimizer, config["optim"])
+
+
+def _transformation(config: Config, schedule: optax.Schedule) -> optax.GradientTransformation:
+  tx = _optimizer(config).build(schedule)
+  sigmas = config["train"].get("skip_sigmas", 0.0)
+  return spikes.skip(tx, sigmas=sigmas) if sigmas else tx
+
+
+def _train_step(
+  config: Config,
+  model: Model,
+  objective: Any,
+  tx: optax.GradientTransformation,
+  schedule: optax.Schedule,
+  total_steps: int,
+) -> Callable[..., Any]:
+  return step.make_train_step(
+    model=model,
+    objective=objective,
+    tx=tx,
+    schedule=schedule,
+    total_steps=total_steps,
+    micro_batches=config["train"]["micro_batches"],
+    ema_decay=config["train"]["ema_decay"],
+  )
+
+
+def _any_vocabulary(size: int) -> Vocabulary:
+  """One of that size, where nothing is read with it."""
+  return Vocabulary(size=size, num_special=16, bos_id=1, pad_id=3, mask_id=4)
 
 
 def _schedule(config: Config, *, total_steps: int) -> optax.Schedule:

@@ -91,7 +91,9 @@ def train_run(
       say(f"These milestones lie before step {first} and cannot be written any more: {missed}.")
     left = len(settings["save_at_words"]) - len(missed)
     suite.check_milestones(config["evals"], left, whose="This run can still have")
-    say(describe(experiment.model, config, experiment.prepared))
+    say(describe(experiment.model, experiment.config, experiment.prepared))
+    if experiment.choice:
+      say(experiment.choice)
     if hosts.is_first():
       run_record.write(workdir, config, overrides=overrides, changes=changes, step=first)
       experiment.prepared.tokenizer.save(str(epath.Path(workdir) / TOKENIZER_FILE))

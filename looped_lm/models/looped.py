@@ -317,6 +317,15 @@ def _check(settings: Settings) -> None:
   block_file.check(block, embed_dim=embed_dim)
   if settings.get("core_block"):
     block_file.check({**block, **settings["core_block"]}, embed_dim=embed_dim)
+  pattern = settings["attention"]["name"]
+  forms = getattr(plugins.load("attention", pattern), "FORMS_PROBABILITIES", True)
+  rates = [block.get("attention_dropout_rate", 0.0)]
+  rates.append((settings.get("core_block") or {}).get("attention_dropout_rate", 0.0))
+  if max(rates) > 0 and not forms:
+    raise UserError(
+      f"model.block.attention_dropout_rate={max(rates)} needs probabilities, and attention "
+      f"{pattern!r} forms none; set it to 0 or take 'dense'."
+    )
   embed.check(settings["embed"], embed_dim=embed_dim)
   heads.check(settings["head"])
   recurrence.check(settings.get("recurrence", {}), embed_dim=embed_dim)

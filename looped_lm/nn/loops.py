@@ -23,11 +23,20 @@ from looped_lm.nn.context import Context
 State = Any
 # What every loop is given besides the state: anchor, context and the core's invariants.
 Given = tuple[Any, Context, Any]
-# What the backward pass recomputes inside a loop; "dots" keeps the outputs of weight products.
+# The name under which attention offers its probabilities and their values for keeping.
+ATTENTION = "attention"
+_DOTS = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+# What the backward pass recomputes inside a loop: "dots" keeps the outputs of weight products, and
+# "attention" what attention made of them too. "auto" is for jobs to choose before a run trains;
+# where nothing is trained it is the smallest.
 REMAT = {
   "none": None,
-  "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+  "attention": jax.checkpoint_policies.save_from_both_policies(
+    _DOTS, jax.checkpoint_policies.save_only_these_names(ATTENTION)
+  ),
+  "dots": _DOTS,
   "full": jax.checkpoint_policies.nothing_saveable,
+  "auto": jax.checkpoint_policies.nothing_saveable,
 }
 
 

@@ -1,4 +1,4 @@
-"""A model and its cost as text, before anything is trained or compiled."""
+"""A model and its cost as text, before anything is trained."""
 
 from collections.abc import Iterable, Mapping
 import math
@@ -30,6 +30,27 @@ def describe(model: Model, config: Mapping[str, Any], prepared: Any = None) -> s
     ("Text", _text(config, prepared)),
   ]
   return "\n\n".join(f"{title}\n{_indent(lines)}" for title, lines in sections) + "\n"
+
+
+def compiled(program: Any) -> str:
+  """What a compiled step needs of each device's memory, by the compiler's own account.
+
+  Args:
+    program: A compiled `jax.stages.Compiled`.
+  """
+  told = program.memory_analysis()
+  if told is None:
+    return f"Compiled\n  the compiler for {jax.default_backend()} does not tell its memory\n"
+  held, temporary = told.argument_size_in_bytes, told.temp_size_in_bytes
+  # Results that do not take the place of an argument.
+  new = told.output_size_in_bytes - told.alias_size_in_bytes
+  rows = [
+    ("state and rows", _bytes(held), f"on each of {jax.device_count()} device(s)"),
+    ("temporaries", _bytes(temporary), f"as compiled for {jax.default_backend()}"),
+    ("results besides", _bytes(new), ""),
+    ("together", _bytes(held + temporary + new), "of a device's memory at most"),
+  ]
+  return f"Compiled\n{_indent(_table(rows, align='lrl'))}\n"
 
 
 def _layers(params: Params) -> list[str]:

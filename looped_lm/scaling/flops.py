@@ -141,8 +141,8 @@ def training_flops_per_token(
   """FLOPs of forward, backward and what the backward pass recomputes, per token position.
 
   Full rematerialisation repeats the loops' forward pass; "dots" keeps the products with weight
-  matrices and repeats attention alone. The optimiser is not counted: its cost is per step. Where
-  depth is drawn this is a mean over draws and over the run.
+  matrices and repeats attention alone; "attention" keeps that too. The optimiser is not counted:
+  its cost is per step. Where depth is drawn this is a mean over draws and over the run.
 
   Args:
     model: The `model` group of a config.
@@ -152,7 +152,7 @@ def training_flops_per_token(
       each row needs.
   """
   macs = forward_macs(model, params, seq_len=seq_len)
-  again = {"none": 0.0, "dots": macs.loop_attention, "full": macs.loop}[model["remat"]]
+  again = {"dots": macs.loop_attention, "full": macs.loop}.get(model["remat"], 0.0)
   loops = executed_loops(model, rows=rows)
   loop = macs.loop + macs.injection_loop
   once = macs.forward - macs.num_loops * loop

@@ -51,8 +51,10 @@ def activation_bytes(
   state = loops * model["embed_dim"] * _FLOAT32_BYTES
   if model["remat"] == "none":
     looped = loops * core * kept
-  elif model["remat"] == "dots":
-    looped = state + loops * core * products + core * (kept - products)
+  elif model["remat"] in ("dots", "attention"):
+    attention = (scores + model["embed_dim"]) * _FLOAT32_BYTES
+    saved = products + (attention if model["remat"] == "attention" else 0)
+    looped = state + loops * core * saved + core * (kept - products)
   else:
     looped = state + core * kept
   once = (model["prelude_layers"] + model["coda_layers"]) * kept
@@ -61,7 +63,7 @@ def activation_bytes(
   logits *= min(1.0, (chunk_tokens or rows * seq_len) / (rows * seq_len))
   # At the head all kept values exist but nothing recomputed does; later it is the other way round.
   held = looped - (core * kept if model["remat"] == "full" else 0)
-  if model["remat"] == "dots":
+  if model["remat"] in ("dots", "attention"):
     held -= core * (kept - products)
   return int(rows * seq_len * max(once + held + logits, once + looped + live))
 

@@ -131,7 +131,8 @@ MODEL = st.fixed_dictionaries(
     "coda_layers": st.integers(0, 1),
     "num_loops": st.integers(2, 3),
     "depth": DEPTH,
-    "remat": st.sampled_from(["none", "full", "dots"]),
+    "remat": st.sampled_from(["none", "attention", "dots", "full"]),
+    "attention": st.sampled_from([{"name": "dense"}, {"name": "fused"}]),
     "compute_dtype": st.sampled_from(["float32", "bfloat16"]),
     "block": GPT_BERT | TRANSFORMER,
     "injection": INJECTION,
@@ -157,6 +158,8 @@ def assembled(config, others, model, objective, optimiser):
   """A whole config, and the first state and the step that it describes."""
   config = copy.deepcopy(config)
   config["model"] |= {"embed_dim": 8, **model}
+  if model["attention"]["name"] == "fused":
+    config["model"]["block"] = {**model["block"], "attention_dropout_rate": 0.0}
   config["objective"] |= objective
   config["optim"] = others[optimiser]
   jobs.check(config)

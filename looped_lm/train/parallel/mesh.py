@@ -9,6 +9,7 @@ devices send by R. The gradients are summed and split again right where they com
 """
 
 from collections.abc import Callable, Mapping
+import functools
 import math
 from typing import Any
 
@@ -95,25 +96,20 @@ class MeshStrategy:
 
   def compile_step(self, train_step: Callable[..., Any]) -> Callable[..., Any]:
     """Compiles (state, batch) -> (state, metrics); the state passed in is consumed."""
-    placement = Placement(
-      gather=self._gathered,
-      scatter=self._scattered,
-      spread=self._spread,
-      row_groups=self.data * self.fsdp,
-    )
-
-    def placed(state: State, batch: Batch) -> Any:
-      return train_step(state, batch, placement=placement)
-
     compiled: list[Callable[..., Any]] = []  # Where the state lies is known at the first call.
 
     def step(state: State, batch: Batch) -> Any:
       if not compiled:
-        where = (self._split_up(state), NamedSharding(self.mesh, PartitionSpec()))
-        compiled.append(jax.jit(placed, out_shardings=where, donate_argnums=(0,)))
+        compiled.append(self._placed(train_step, state))
       return compiled[0](state, batch)
 
     return step
+
+  def lower_step(self, train_step: Callable[..., Any], state: State, batch: Batch) -> Any:
+    """Lowers the step for the shapes of a state and of the whole batch; nothing is allocated."""
+    where = NamedSharding(self.mesh, PartitionSpec(_ROWS))
+    batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), batch)
+    return self._placed(train_step, state).lower(self.like_saved(state), batch)
 
   def compile_sums(self, function: Callable[..., Any]) -> Callable[..., Any]:
     """Compiles (params, batch) -> sums, added over all devices."""
@@ -159,6 +155,19 @@ class MeshStrategy:
   def from_saved(self, tree: Any) -> Any:
     """The inverse of `to_saved`."""
     return tree
+
+  def _placed(self, train_step: Callable[..., Any], state: State) -> Any:
+    placement = Placement(
+      gather=self._gathered,
+      scatter=self._scattered,
+      spread=self._spread,
+      row_groups=self.data * self.fsdp,
+    )
+    return jax.jit(
+      functools.partial(train_step, placement=placement),
+      out_shardings=(self._split_up(state), NamedSharding(self.mesh, PartitionSpec())),
+      donate_argnums=(0,),
+    )
 
   def _split_up(self, tree: Any) -> Any:
     specs = rules.specs(tree, fsdp=self.fsdp, tensor=self.tensor)

@@ -72,6 +72,15 @@ class Pmap:
       donate_argnums=(0,),
     )
 
+  def lower_step(self, train_step: Callable[..., Any], state: State, batch: Batch) -> Any:
+    """Lowers the step for the shapes of a state and of the whole batch; nothing is allocated."""
+
+    def by_device(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+      rows_each = x.shape[0] // jax.device_count()
+      return jax.ShapeDtypeStruct((len(self._local), rows_each, *x.shape[1:]), x.dtype)
+
+    return self.compile_step(train_step).lower(state, jax.tree.map(by_device, batch))
+
   def compile_sums(self, function: Callable[..., Any]) -> Callable[..., Any]:
     """Compiles (params, batch) -> sums, added over all devices."""
 

@@ -1,11 +1,10 @@
 """Fine-tunes one run here and by the official BabyLM pipeline, on one labelled set.
 
     python benchmarks/finetuning.py --config=configs/quickstart.py --workdir=runs/quickstart \
-      --pairs=evaluation_data/full_eval/blimp_filtered/determiner_noun_agreement_1.jsonl \
-      --pipeline=babylm-eval/strict
+      --data=evaluation_data/full_eval/blimp_filtered --pipeline=babylm-eval/strict
 
-The set has GLUE's form (rte: two sentences and a label) and is made of minimal pairs: is the first
-sentence the good one? The last fifth of the pairs is for validation. The pipeline fine-tunes the
+The set has GLUE's form (rte: two sentences and a label) and is made of the minimal pairs of two
+paradigms: which of them is a pair from? Every fifth is for validation. The pipeline fine-tunes the
 exported folder, `--mode=eval` the run, by the same rate, passes, batches and seed; draws differ.
 Results: docs/evaluation.md.
 """
@@ -18,36 +17,38 @@ import tempfile
 
 from evaluation import main_command, pipeline_environment, read, seconds
 
+FILES = ("determiner_noun_agreement_1.jsonl", "anaphor_number_agreement.jsonl")
 
-def write_set(pairs, folder):
+
+def write_set(files, folder):
   """Writes rte.train.jsonl and rte.valid.jsonl; returns the label of each line of the latter."""
-  rows = []
-  for number, line in enumerate(pairs.read_text().splitlines()):
-    pair = json.loads(line)
-    texts, label = [pair["sentence_good"], pair["sentence_bad"]], number % 2
-    first, second = texts[::-1] if label else texts
-    rows.append({"sentence1": first, "sentence2": second, "label": label, "idx": number})
-  cut = len(rows) * 4 // 5
-  for part, some in (("train", rows[:cut]), ("valid", rows[cut:])):
-    text = "".join(json.dumps(row) + "\n" for row in some)
-    (folder / f"rte.{part}.jsonl").write_text(text)
-  return [row["label"] for row in rows[cut:]]
+  parts = {"train": [], "valid": []}
+  lines = zip(*(file.read_text().splitlines() for file in files), strict=False)
+  for number, each in enumerate(lines):
+    for label, line in enumerate(each):
+      pair = json.loads(line)
+      row = {"sentence1": pair["sentence_good"], "sentence2": pair["sentence_bad"]}
+      parts["train" if number % 5 else "valid"].append({**row, "label": label, "idx": number})
+  for part, rows in parts.items():
+    (folder / f"rte.{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+  return [row["label"] for row in parts["valid"]]
 
 
 def main():
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--config", required=True)
   parser.add_argument("--workdir", required=True, type=pathlib.Path)
-  parser.add_argument("--pairs", required=True, type=pathlib.Path, help="a file of minimal pairs")
+  parser.add_argument("--data", required=True, type=pathlib.Path, help="folder of minimal pairs")
+  parser.add_argument("--files", nargs=2, default=FILES, help="of two paradigms")
   parser.add_argument("--pipeline", required=True, help="the folder of evaluation_pipeline/")
   parser.add_argument("--python", default=sys.executable, help="for the pipeline")
   parser.add_argument("--learning-rate", type=float, default=3e-4)
-  parser.add_argument("--epochs", type=int, default=10)
+  parser.add_argument("--epochs", type=int, default=3)
   args = parser.parse_args()
   args.workdir = args.workdir.resolve()
   with tempfile.TemporaryDirectory() as name:
     folder = pathlib.Path(name)
-    labels = write_set(args.pairs, folder)
+    labels = write_set([args.data / file for file in args.files], folder)
     export = folder / "export"
     seconds(main_command(args, "export", f"--output={export}"))
     command = [args.python, "-m", "evaluation_pipeline.finetune.run"]

@@ -1,7 +1,7 @@
 """How much memory the backward pass keeps: an estimate.
 
 The formula is a sum of what a step must hold at its peak, and its three constants were fitted to
-the temporary memory XLA reports for GPT-BERT blocks on CPU (R 1 to 24, T 128 and 2,048, all three
+the temporary memory XLA reports for GPT-BERT blocks on CPU (R 1 to 24, T 128 and 2,048, all
 rematerialisations; tests/scaling/test_describe.py holds the figures). Expect it within 30 % there,
 an overestimate for a single loop, and less on accelerators, whose compilers fuse more. Parameters,
 gradients and optimiser state are not in it.

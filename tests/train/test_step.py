@@ -105,6 +105,7 @@ def test_a_device_that_differs_is_found_and_named(experiment):
   assert strategy.diverged(state) == "state.params['injection']['A_log']"
 
 
+@pytest.mark.slow
 def test_two_accumulated_half_batches_equal_one(experiment):
   """Loss and gradients; after one step of plain descent the parameters differ as gradients do."""
   batch = experiment.pipeline.batch_at(0)

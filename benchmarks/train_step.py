@@ -27,7 +27,7 @@ import numpy as np
 
 from looped_lm import plugins, visibility
 from looped_lm.configuration import sibling
-from looped_lm.jobs.experiment import picked
+from looped_lm.jobs.experiment import picked, rematerialised
 from looped_lm.models import looped
 from looped_lm.nn.positions import bucket_table
 from looped_lm.optim import schedules
@@ -234,6 +234,11 @@ def main():
   config["model"]["compute_dtype"] = args.dtype
   for assignment in args.set:
     config = changed(config, assignment)
+  config["train"]["batch_size"] = args.batch
+  config["data"]["seq_len"] = args.seq_len
+  config, choice = rematerialised(config, vocab_size=config["tokenizer"]["vocab_size"])
+  if choice:
+    print(choice)
   if not args.dropout:
     config = without_dropout(config)
   rng = np.random.default_rng(0)

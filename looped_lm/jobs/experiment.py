@@ -253,19 +253,24 @@ def rematerialised(config: Config, *, vocab_size: int) -> tuple[Config, str]:
   if model["remat"] != remat.AUTO:
     return config, ""
   params = flops.abstract_params(looped.build(model, vocab_size=vocab_size))
-  strategy = config["parallel"]
-  parts = strategy["fsdp"] * strategy["tensor"] if strategy["strategy"] == "mesh" else 1
-  # Parameters, gradients, two moments, and the average where there is one.
-  copies = 4 + (train["ema_decay"] > 0)
+  settings, micro_batches = config["parallel"], train["micro_batches"]
+  fsdp, tensor = settings["fsdp"], settings["tensor"]  # Both 1 under pmap.
+  weight_bytes = sum(4 * x.size for x in jax.tree.leaves(params))
+  # As docs/scaling.md counts it. State: parameters, two moments, and the average where there is
+  # one; besides, gradients, gathered parameters, and gradients summed over micro-batches.
+  held_bytes = (
+    (3 + (train["ema_decay"] > 0) + (micro_batches > 1)) * weight_bytes // (fsdp * tensor)
+  )
+  held_bytes += (1 + (fsdp > 1)) * weight_bytes // tensor
   device = jax.local_devices()[0]
   name, line = remat.choose(
     model,
     params,
-    rows=max(1, train["batch_size"] // (jax.device_count() * train["micro_batches"])),
+    rows=max(1, train["batch_size"] * tensor // (jax.device_count() * micro_batches)),
     seq_len=config["data"]["seq_len"],
     chunk_tokens=config["objective"].get("chunk_tokens", 0),
-    held_bytes=copies * sum(4 * x.size for x in jax.tree.leaves(params)) // parts,
-    device_bytes=remat.device_bytes(device),
+    held_bytes=held_bytes,
+    device_bytes=hosts.smallest(remat.device_bytes(device)),
     platform=device.platform,
   )
   return {**config, "model": {**model, "remat": name}}, line

@@ -1,8 +1,10 @@
 """Which rematerialisation is chosen, and what is said of it."""
 
+import jax
 import pytest
 
 from looped_lm import jobs
+from looped_lm.errors import UserError
 from looped_lm.jobs import experiment
 from looped_lm.models import looped
 from looped_lm.scaling import flops, memory, remat
@@ -80,4 +82,15 @@ def test_sharded_state_leaves_more_room(tiny_config, monkeypatch):
   for parallel in ({"strategy": "pmap"}, {"strategy": "mesh", "fsdp": 2, "tensor": 2}):
     config["parallel"] |= parallel
     experiment.rematerialised(config, vocab_size=600)
-  assert seen[1]["held_bytes"] == seen[0]["held_bytes"] // 4
+  # 16 P of state and 4 P of gradients; 16 P / 4, and 4 P / 2 each of gradients and parameters read.
+  assert seen[1]["held_bytes"] == seen[0]["held_bytes"] * 8 // 20
+  # The devices of a tensor group share rows.
+  assert seen[1]["rows"] == 2 * seen[0]["rows"]
+
+
+def test_a_system_that_does_not_tell_its_memory_asks_for_a_choice(monkeypatch):
+  monkeypatch.setattr(remat.os, "sysconf", lambda _: (_ for _ in ()).throw(ValueError()))
+  with pytest.raises(
+    UserError, match="does not tell; choose 'none', 'attention', 'dots' or 'full'"
+  ):
+    remat.device_bytes(jax.devices()[0])

@@ -108,6 +108,13 @@ def wait_for_all(where: str) -> None:
   multihost_utils.sync_global_devices(f"looped_lm: {where}")
 
 
+def smallest(num_bytes: int) -> int:
+  """The smallest of all processes' sizes, to the MiB where there are several; all must call it."""
+  if jax.process_count() == 1:
+    return num_bytes
+  return int(multihost_utils.process_allgather(np.int32(num_bytes >> 20)).min()) << 20
+
+
 def agreement() -> Callable[[int], bool] | None:
   """Gives step -> whether all processes stop after it, because one was told to; None for one.
 

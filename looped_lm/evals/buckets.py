@@ -7,17 +7,17 @@ import numpy as np
 
 _SHORTEST = 8
 # Positions that must be saved: about what a processor computes while it compiles.
-_WORTH_A_PROGRAM = 2**17
+_WORTH_A_PROGRAM = 2**16
 
 
 def ladder(longest: int, *, seq_len: int, most: int | None = None) -> list[int]:
   """Lengths that batches may have, up to the first that holds `longest` tokens.
 
-  Two per octave: 8, 12, 16, 24, … The length that the model was trained at is among them, and none
-  is above `most`, the longest that the model can read.
+  Eight per octave: 8, 9, 10, …, 16, 18, 20, … The length that the model was trained at is among
+  them, and none is above `most`, the longest that the model can read.
   """
   octaves = [_SHORTEST * 2**i for i in range(max(1, longest).bit_length())]
-  wanted = (seq_len, *octaves, *(each * 3 // 2 for each in octaves))
+  wanted = (seq_len, *(octave * part // 8 for octave in octaves for part in range(8, 16)))
   lengths = sorted({each if most is None else min(each, most) for each in wanted})
   return lengths[: next(i for i, each in enumerate(lengths) if each >= longest) + 1]
 
@@ -29,6 +29,7 @@ def batches(
   seq_len: int,
   multiple: int,
   most: int | None = None,
+  together: int = 1,
 ) -> Iterator[tuple[int, int, Int[np.ndarray, " M"]]]:
   """Sorts N rows into batches.
 
@@ -41,9 +42,10 @@ def batches(
     seq_len: Length the model was trained at.
     multiple: Rows of a batch are a multiple of it.
     most: The longest that the model can read; no row is longer.
+    together: Batches that are yielded at once.
 
   Yields:
-    (positions, rows of the batch, indices of the rows in it: at most as many).
+    (positions, rows of one batch, indices of the rows in them: at most `together` times as many).
   """
   if not len(length_N):
     return
@@ -57,6 +59,6 @@ def batches(
     if longer is not None and len(waiting) * (lengths[longer] - length) < _WORTH_A_PROGRAM:
       continue
     rows = max(1, batch_tokens // length // multiple) * multiple
-    for first in range(0, len(waiting), rows):
-      yield length, rows, waiting[first : first + rows]
+    for first in range(0, len(waiting), rows * together):
+      yield length, rows, waiting[first : first + rows * together]
     waiting = waiting[:0]

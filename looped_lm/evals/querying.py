@@ -16,27 +16,30 @@ from looped_lm.errors import UserError
 from looped_lm.evals import buckets
 from looped_lm.types import Inputs, Model, Params, Subject
 
-# Batches on their way to the device: enough to keep it busy, and memory stays bounded.
-_IN_FLIGHT = 4
+# Batches that the device works off one by one before it is given others: sending a small one takes
+# as long as computing it.
+_TOGETHER = 16
+# Calls on their way to the device: enough to keep it busy, and memory stays bounded.
+_IN_FLIGHT = 2
 
 
 @struct.dataclass
 class Queries:
-  """A batch of rows, each asked for the log-probability of K tokens.
+  """G batches of rows, each row asked for the log-probability of K tokens.
 
   Attributes:
-    tokens_BT: What the model reads.
-    segments_BT: 1, and 0 for padding.
-    row_B: As in `types.Batch`.
-    read_BK: Positions that are read out.
-    target_BK: The token asked for at each.
+    tokens_BGT: What the model reads.
+    segments_BGT: 1, and 0 for padding.
+    row_BG: As in `types.Batch`.
+    read_BGK: Positions that are read out.
+    target_BGK: The token asked for at each.
   """
 
-  tokens_BT: Int[Array, "B T"]
-  segments_BT: Int[Array, "B T"]
-  row_B: Int[Array, " B"]
-  read_BK: Int[Array, "B K"]
-  target_BK: Int[Array, "B K"]
+  tokens_BGT: Int[Array, "B G T"]
+  segments_BGT: Int[Array, "B G T"]
+  row_BG: Int[Array, "B G"]
+  read_BGK: Int[Array, "B G K"]
+  target_BGK: Int[Array, "B G K"]
 
 
 # Gives tokens_BT, read_BK and target_BK of some rows at a length.
@@ -94,18 +97,19 @@ def ask(
     seq_len=subject.held_out.seq_len,
     multiple=jax.device_count(),
     most=subject.model.max_length,
+    together=_TOGETHER,
   ):
     tokens_MT, read_MK, target_MK = fill(index_M, length)
     real_MT = np.arange(length) < length_N[index_M, None]
-    # Rows of padding fill the batch up. Each process computes its share of the rows.
+    # Each process computes its share of the rows.
     share = rows // processes
     mine = slice(jax.process_index() * share, (jax.process_index() + 1) * share)
     queries = Queries(
-      tokens_BT=_padded(tokens_MT, rows)[mine],
-      segments_BT=_padded(real_MT, rows)[mine],
-      row_B=_padded(np.arange(rows), rows)[mine],
-      read_BK=_padded(read_MK, rows)[mine],
-      target_BK=_padded(target_MK, rows)[mine],
+      tokens_BGT=_batched(tokens_MT, rows)[mine],
+      segments_BGT=_batched(real_MT, rows)[mine],
+      row_BG=_batched(np.arange(len(index_M)) % rows, rows)[mine],
+      read_BGK=_batched(read_MK, rows)[mine],
+      target_BGK=_batched(target_MK, rows)[mine],
     )
     flying.append((index_M, program(params, subject.strategy.split(queries))))
     if len(flying) > _IN_FLIGHT:
@@ -124,14 +128,18 @@ def check_length(model: Model, length_N: Int[np.ndarray, " N"]) -> None:
     )
 
 
-def _padded(x_M: np.ndarray, rows: int) -> Any:
-  empty = np.zeros((rows - len(x_M), *x_M.shape[1:]), np.int32)
-  return np.concatenate([x_M.astype(np.int32), empty])
+def _batched(x_M: np.ndarray, rows: int) -> np.ndarray:
+  """[B, G, …]: batch after batch, the last ones filled up with padding."""
+  empty = np.zeros((rows * _TOGETHER - len(x_M), *x_M.shape[1:]), np.int32)
+  x_GB = np.concatenate([x_M.astype(np.int32), empty]).reshape(_TOGETHER, rows, *x_M.shape[1:])
+  return x_GB.swapaxes(0, 1)
 
 
-def _landed(batch: tuple[np.ndarray, Any]) -> tuple[np.ndarray, np.ndarray]:
-  index_M, nats_BKL = batch
-  return index_M, np.moveaxis(np.asarray(nats_BKL)[: len(index_M)], -1, 0)
+def _landed(call: tuple[np.ndarray, Any]) -> tuple[np.ndarray, np.ndarray]:
+  index_M, nats_BGKL = call
+  nats_GBKL = np.asarray(nats_BGKL).swapaxes(0, 1)
+  nats_MKL = nats_GBKL.reshape(-1, *nats_GBKL.shape[2:])[: len(index_M)]
+  return index_M, np.moveaxis(nats_MKL, -1, 0)
 
 
 @functools.lru_cache(maxsize=16)
@@ -141,26 +149,43 @@ def _program(
   """The compiled read-out; shared by all tasks, so that each shape is compiled once."""
   order = visibility.causal if causal else visibility.bidirectional
 
-  def log_probs(params: Params, queries: Queries) -> Float[Array, "B K L"]:
-    inputs = Inputs(
-      tokens_BT=queries.tokens_BT,
-      order_BT=order(queries.tokens_BT),
-      segments_BT=queries.segments_BT,
-      row_B=queries.row_B,
-    )
+  def log_probs(params: Params, queries: Queries) -> Float[Array, "B G K L"]:
+    def of_batch(batch: Queries) -> Float[Array, "B K L"]:
+      shape = (*batch.read_BGK.shape, len(loops))
+      return jax.lax.cond(
+        batch.segments_BGT.any(),
+        lambda: _log_probs(model, order, loops, params, batch),
+        lambda: jnp.zeros(shape, jnp.float32),
+      )
 
-    def read(hidden_BTD: jax.Array) -> jax.Array:
-      picked_BKD = jnp.take_along_axis(hidden_BTD, queries.read_BK[..., None], axis=1)
-      logits_BKV = model.readout(params, picked_BKD, queries.row_B)
-      nats_BKV = jax.nn.log_softmax(logits_BKV, axis=-1)
-      return jnp.take_along_axis(nats_BKV, queries.target_BK[..., None], axis=-1)[..., 0]
-
-    if len(loops) == 1:
-      return read(model.encode(params, inputs).hidden_BTD)[..., None]
-    output = model.encode(params, inputs, num_loops=max(loops), keep_states=True)
-    assert output.states_RBTD is not None
-    states_LBTD = output.states_RBTD[jnp.array(loops) - 1]
-    nats_LBK = jax.lax.map(lambda state: read(model.finish(params, state, inputs)), states_LBTD)
-    return jnp.moveaxis(nats_LBK, 0, -1)
+    # Batch by batch; those of padding alone are not computed.
+    by_batch = jax.tree.map(lambda x: x.swapaxes(0, 1), queries)
+    return jax.lax.map(of_batch, by_batch).swapaxes(0, 1)
 
   return strategy.compile_rows(log_probs)
+
+
+def _log_probs(
+  model: Model, order: Callable[..., Any], loops: tuple[int, ...], params: Params, batch: Queries
+) -> Float[Array, "B K L"]:
+  """Of one batch; its arrays have no axis G."""
+  inputs = Inputs(
+    tokens_BT=batch.tokens_BGT,
+    order_BT=order(batch.tokens_BGT),
+    segments_BT=batch.segments_BGT,
+    row_B=batch.row_BG,
+  )
+
+  def read(hidden_BTD: jax.Array) -> jax.Array:
+    picked_BKD = jnp.take_along_axis(hidden_BTD, batch.read_BGK[..., None], axis=1)
+    logits_BKV = model.readout(params, picked_BKD, batch.row_BG)
+    nats_BKV = jax.nn.log_softmax(logits_BKV, axis=-1)
+    return jnp.take_along_axis(nats_BKV, batch.target_BGK[..., None], axis=-1)[..., 0]
+
+  if len(loops) == 1:
+    return read(model.encode(params, inputs).hidden_BTD)[..., None]
+  output = model.encode(params, inputs, num_loops=max(loops), keep_states=True)
+  assert output.states_RBTD is not None
+  states_LBTD = output.states_RBTD[jnp.array(loops) - 1]
+  nats_LBK = jax.lax.map(lambda state: read(model.finish(params, state, inputs)), states_LBTD)
+  return jnp.moveaxis(nats_LBK, 0, -1)

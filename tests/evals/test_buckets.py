@@ -10,9 +10,9 @@ from looped_lm.evals import buckets
   ("longest", "seq_len", "lengths"),
   [
     (1, 32, [8]),
-    (9, 32, [8, 12]),
-    (33, 32, [8, 12, 16, 24, 32, 48]),
-    (27, 30, [8, 12, 16, 24, 30]),
+    (9, 32, [8, 9]),
+    (33, 32, [*range(8, 16), *range(16, 33, 2), 36]),
+    (29, 29, [*range(8, 16), *range(16, 30, 2), 29]),
   ],
 )
 def test_lengths_are_few_and_hold_the_trained_one(longest, seq_len, lengths):
@@ -20,17 +20,20 @@ def test_lengths_are_few_and_hold_the_trained_one(longest, seq_len, lengths):
 
 
 def test_no_length_is_above_what_the_model_reads():
-  assert buckets.ladder(33, seq_len=32, most=40) == [8, 12, 16, 24, 32, 40]
+  assert buckets.ladder(33, seq_len=32, most=40)[-3:] == [30, 32, 36]
+  assert buckets.ladder(33, seq_len=32, most=35)[-1] == 35
 
 
 @pytest.mark.parametrize("worth", [1, 2**17])
-def test_every_row_is_in_one_batch_that_is_long_enough(monkeypatch, worth):
+@pytest.mark.parametrize("together", [1, 3])
+def test_every_row_is_in_one_batch_that_is_long_enough(monkeypatch, worth, together):
   monkeypatch.setattr(buckets, "_WORTH_A_PROGRAM", worth)
   length_N = np.random.default_rng(0).integers(1, 70, size=500)
   seen = []
-  for length, rows, index_M in buckets.batches(length_N, batch_tokens=256, seq_len=32, multiple=4):
+  sizes = {"batch_tokens": 256, "seq_len": 32, "multiple": 4, "together": together}
+  for length, rows, index_M in buckets.batches(length_N, **sizes):
     assert rows % 4 == 0
-    assert len(index_M) <= rows
+    assert len(index_M) <= rows * together
     assert length_N[index_M].max() <= length
     seen += index_M.tolist()
   assert sorted(seen) == list(range(500))

@@ -70,7 +70,7 @@ def test_duplicates_are_computed_once(subject, by_hand):
       return subject.strategy.compile_rows(function)
 
     def split(self, queries):
-      rows.append(int((queries.segments_BT.sum(axis=1) > 0).sum()))
+      rows.append(int((queries.segments_BGT.sum(axis=-1) > 0).sum()))
       return subject.strategy.split(queries)
 
   counted = dataclasses.replace(subject, strategy=Counting())

@@ -188,7 +188,8 @@ class Encode(Protocol):
   row's last loops alone. Without it nothing is random and every row takes `Model.num_loops`.
   `num_loops` says the loops instead, one number or one per row; rows of their own loops carry
   gradient through the last ones alone even without a key. `watch` names collections of
-  `nn/watch.py` to return; all rows must then take the same loops.
+  `nn/watch.py` to return; all rows must then take the same loops. `read_BK` names positions of each
+  row to which `hidden_BTD` is then confined, [B, K, D]: what only the others need is left out.
   """
 
   def __call__(
@@ -201,6 +202,7 @@ class Encode(Protocol):
     keep_states: bool = False,
     progress: Float[Array, ""] | float = 1.0,
     watch: Sequence[str] = (),
+    read_BK: Int[Array, "B K"] | None = None,
   ) -> Output: ...
 
 

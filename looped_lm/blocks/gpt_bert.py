@@ -130,7 +130,9 @@ class Block(nn.Module):
   ) -> tuple[Float[Array, "B T D"], History]:
     if self.dwa_scope == "layer" or not history:
       history = (x_BTD,)
-    history += (x_BTD + widen(self._attend(x_BTD, context, invariants)),)
+    attended_BTD = widen(self._attend(x_BTD, context, invariants))
+    x_BTD, history = context.picked((x_BTD, history))
+    history += (x_BTD + attended_BTD,)
     x_BTD = self.mix_attention(history)
     y_BTD = dropout.dropout(
       self.mlp(layer_norm(x_BTD, self.norm_eps)),
@@ -147,11 +149,17 @@ class Block(nn.Module):
     u_BTD = layer_norm(x_BTD, self.norm_eps)
     q_BTD, k_BTD = jnp.split(self.qk(u_BTD), 2, axis=-1)
     v_BTD, gate_BTD = jnp.split(self.vg(u_BTD), 2, axis=-1)
-    q_BTNH, k_BTNH, v_BTNH = self._heads(q_BTD), self._heads(k_BTD), self._heads(v_BTD)
-    k_BSNH, v_BSNH = self.memory(context.chunk, k_BTNH, v_BTNH)
+    k_BSNH, v_BSNH = self.memory(context.chunk, self._heads(k_BTD), self._heads(v_BTD))
     bucket_TS = self._bucket_table(x_BTD.shape[1], context)
+    q_BTD, gate_BTD, see_BTS = context.picked((q_BTD, gate_BTD, context.see_BTS))
+    q_BTNH = self._heads(q_BTD)
     bias_BNTS = disentangled_bias(
-      q_BTNH, k_BSNH, *position_keys, bucket_TS, lookup=self.position_lookup
+      q_BTNH,
+      k_BSNH,
+      *position_keys,
+      bucket_TS,
+      lookup=self.position_lookup,
+      read_BT=context.read_BK,
     )
 
     def drop(array: jax.Array, place: int) -> jax.Array:
@@ -167,12 +175,12 @@ class Block(nn.Module):
       q_BTNH,
       k_BSNH,
       v_BSNH,
-      context.see_BTS,
+      see_BTS,
       bias_BNTS,
       scale=1.0 / math.sqrt(3 * q_BTNH.shape[-1]),
       dropout=drop_probabilities,
     )
-    c_BTD = c_BTNH.reshape(x_BTD.shape) * jax.nn.gelu(gate_BTD, approximate=False)
+    c_BTD = c_BTNH.reshape(gate_BTD.shape) * jax.nn.gelu(gate_BTD, approximate=False)
     # The output's dropout is the attention's too, as in the reference.
     return drop(self.out(layer_norm(c_BTD, self.norm_eps)), _ATTENTION_OUT)
 

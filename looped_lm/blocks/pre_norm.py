@@ -33,6 +33,6 @@ class Block(TransformerLayer):
     invariants: Float[Array, "B T K H"] | None,
   ) -> tuple[Float[Array, "B T D"], Any]:
     u_BTD = self.norm_attention(x_BTD, context.loop_B)
-    x_BTD = x_BTD + self.attention_out(u_BTD, context, invariants)
+    x_BTD = context.picked(x_BTD) + self.attention_out(u_BTD, context, invariants)
     x_BTD = x_BTD + self.mlp_out(self.norm_mlp(x_BTD, context.loop_B), context)
     return x_BTD, history

@@ -35,6 +35,6 @@ class Block(TransformerLayer):
   ) -> tuple[Float[Array, "B T D"], Any]:
     loop_B = context.loop_B
     y_BTD = self.attention_out(self.norm_attention(x_BTD, loop_B), context, invariants)
-    x_BTD = self.norm_after_attention(x_BTD + y_BTD, loop_B)
+    x_BTD = self.norm_after_attention(context.picked(x_BTD) + y_BTD, loop_B)
     y_BTD = self.mlp_out(self.norm_mlp(x_BTD, loop_B), context)
     return self.norm_after_mlp(x_BTD + y_BTD, loop_B), history

@@ -176,16 +176,22 @@ def _log_probs(
     row_B=batch.row_BG,
   )
 
-  def read(hidden_BTD: jax.Array) -> jax.Array:
-    picked_BKD = jnp.take_along_axis(hidden_BTD, batch.read_BGK[..., None], axis=1)
-    logits_BKV = model.readout(params, picked_BKD, batch.row_BG)
+  def read(hidden_BKD: jax.Array) -> jax.Array:
+    logits_BKV = model.readout(params, hidden_BKD, batch.row_BG)
     nats_BKV = jax.nn.log_softmax(logits_BKV, axis=-1)
     return jnp.take_along_axis(nats_BKV, batch.target_BGK[..., None], axis=-1)[..., 0]
 
+  def picked(hidden_BTD: jax.Array) -> jax.Array:
+    return jnp.take_along_axis(hidden_BTD, batch.read_BGK[..., None], axis=1)
+
   if len(loops) == 1:
-    return read(model.encode(params, inputs).hidden_BTD)[..., None]
+    if batch.read_BGK.shape == batch.tokens_BGT.shape:
+      return read(picked(model.encode(params, inputs).hidden_BTD))[..., None]
+    return read(model.encode(params, inputs, read_BK=batch.read_BGK).hidden_BTD)[..., None]
   output = model.encode(params, inputs, num_loops=max(loops), keep_states=True)
   assert output.states_RBTD is not None
   states_LBTD = output.states_RBTD[jnp.array(loops) - 1]
-  nats_LBK = jax.lax.map(lambda state: read(model.finish(params, state, inputs)), states_LBTD)
+  nats_LBK = jax.lax.map(
+    lambda state: read(picked(model.finish(params, state, inputs))), states_LBTD
+  )
   return jnp.moveaxis(nats_LBK, 0, -1)

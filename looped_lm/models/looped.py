@@ -203,6 +203,7 @@ def _as_functions(
     keep_states: bool = False,
     progress: Float[Array, ""] | float = 1.0,
     watch: Sequence[str] = (),
+    read_BK: Int[Array, "B K"] | None = None,
   ) -> Output:
     depth = module.depth
     if num_loops is not None:
@@ -215,7 +216,7 @@ def _as_functions(
     if isinstance(loops, int) and key is not None and 0 < depth.grad_loops < loops:
       # In training the last loops alone carry gradient, however their number came about.
       loops = jnp.full(inputs.row_B.shape, loops, jnp.int32)
-    arguments = (inputs, key, loops, max_loops, keep_states)
+    arguments = (inputs, key, loops, max_loops, keep_states, read_BK)
     if not watch:
       return apply("encode", params, *arguments)
     assert isinstance(loops, int), "Loops of each row cannot be watched."

@@ -24,6 +24,8 @@ from looped_lm.types import Continuation, Decoded, Inputs, Output
 from looped_lm.visibility import visible
 
 Settings = Mapping[str, Any]
+# Applications of core layers up to which the last one is worth a program of its own.
+_FEW_APPLICATIONS = 8
 
 
 class Stack(nn.Module):
@@ -54,9 +56,14 @@ class Stack(nn.Module):
   def __call__(
     self, x_BTD: Float[Array, "B T D"], context: Context, invariants: tuple[Any, ...]
   ) -> Float[Array, "B T D"]:
+    if not self.layers:
+      return context.picked(x_BTD)
     history = ()
     for layer, invariant in zip(self.layers, invariants, strict=True):
-      x_BTD, history = layer(x_BTD, history, context, invariant)
+      # What comes before the last layer is read at all positions.
+      last = layer is self.layers[-1]
+      within = context if last else context.reading(None)
+      x_BTD, history = layer(x_BTD, history, within, invariant)
     return x_BTD
 
 
@@ -116,16 +123,25 @@ class LoopedLM(nn.Module):
     num_loops: int | Int[Array, " B"],
     max_loops: int,
     keep_states: bool,
+    read_BK: Int[Array, "B K"] | None = None,
   ) -> Output:
     """From tokens to what the read-out takes; `num_loops` per row is at most `max_loops`."""
     context = self._context(inputs, key)
     e_BTD = self._begin(context)
+    h_BTD = self.injection.start(e_BTD, keys_B=context.keys_B)
+    anchor, invariants = self.injection.prepare(e_BTD), self.core.invariants(context)
+    if read_BK is not None and self._last_loop_apart(num_loops) and not keep_states:
+      assert isinstance(num_loops, int)
+      reading = context.in_loop(jnp.int32(num_loops - 1)).reading(read_BK)
+      num_loops -= 1
+    else:
+      reading = None
     h_BTD, states_RBTD = recur(
       self,
-      self.injection.start(e_BTD, keys_B=context.keys_B),
-      self.injection.prepare(e_BTD),
+      h_BTD,
+      anchor,
       context,
-      self.core.invariants(context),
+      invariants,
       num_loops=num_loops,
       grad_loops=self.depth.trained_loops,
       max_loops=max_loops,
@@ -133,9 +149,25 @@ class LoopedLM(nn.Module):
       remat=self.remat,
       keep_states=keep_states,
     )
-    return Output(hidden_BTD=self._finish(h_BTD, context), states_RBTD=states_RBTD)
+    if reading is not None:
+      read_anchor = self.injection.prepare(reading.picked(e_BTD))
+      h_BTD = self.one_loop(h_BTD, anchor, reading, invariants, read_anchor)
+      read_BK = None
+    return Output(hidden_BTD=self._finish(h_BTD, context.reading(read_BK)), states_RBTD=states_RBTD)
 
-  def one_loop(self, h: Any, anchor: Any, context: Context, invariants: Any) -> Any:
+  def _last_loop_apart(self, num_loops: int | Int[Array, " B"]) -> bool:
+    """Whether positions that nobody reads are left out of the last loop.
+
+    That puts the core into the program a second time and saves about one application of a layer, so
+    it serves where there are few, and the core's last layer is the model's.
+    """
+    if self.coda_layers or not isinstance(num_loops, int):
+      return False
+    return num_loops > 1 and num_loops * self.core_layers <= _FEW_APPLICATIONS
+
+  def one_loop(
+    self, h: Any, anchor: Any, context: Context, invariants: Any, read_anchor: Any = None
+  ) -> Any:
     """The state after one more loop.
 
     Args:
@@ -143,12 +175,15 @@ class LoopedLM(nn.Module):
       anchor: What the injection prepared.
       context: Of this loop.
       invariants: The core's loop-invariant parts.
+      read_anchor: What it prepared for the positions that `context` reads; None if those are all.
     """
     loop_B, keys_B = context.loop_B, context.keys_B
     assert loop_B is not None
     x_BTD = self.injection.enter(h, anchor, loop_B=loop_B, keys_B=keys_B)
     x_BTD = self.recurrence.enter(x_BTD, loop_B)
     out_BTD = self.core(x_BTD, context, invariants)
+    h = context.picked(h)
+    anchor = anchor if read_anchor is None else read_anchor
     new = self.injection.update(h, anchor, out_BTD, loop_B=loop_B, keys_B=keys_B)
     return self.recurrence.update(h, new, loop_B)
 

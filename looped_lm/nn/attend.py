@@ -123,7 +123,7 @@ class SelfAttention(nn.Module):
       return linear(u_BTD).reshape(*u_BTD.shape[:2], heads, head_dim)
 
     qk_bias = self.use_bias or self.qk_bias
-    q_BTNH = self._place(project("query", self.num_heads, qk_bias), context)
+    q_BTNH = context.picked(self._place(project("query", self.num_heads, qk_bias), context))
     k_BTKH = self._place(project("key", self.num_kv_heads, qk_bias), context)
     v_BTKH = project("value", self.num_kv_heads, self.use_bias)
     if extra_BTKH is not None:
@@ -140,7 +140,7 @@ class SelfAttention(nn.Module):
       q_BTNH,
       jnp.repeat(k_BTKH, repeats, axis=2),
       jnp.repeat(v_BTKH, repeats, axis=2),
-      context.see_BTS,
+      context.picked(context.see_BTS),
       scale=1.0 / math.sqrt(head_dim),
       dropout=drop_probabilities,
     )
@@ -151,7 +151,7 @@ class SelfAttention(nn.Module):
       compute_dtype=self.compute_dtype,
       name="out",
     )
-    return self._drop(out(c_BTNH.reshape(u_BTD.shape)), _ATTENTION_OUT, context)
+    return self._drop(out(c_BTNH.reshape(*c_BTNH.shape[:2], -1)), _ATTENTION_OUT, context)
 
   def _place(self, x: Float[Array, "B T N H"], context: Context) -> Float[Array, "B T N H"]:
     """Turns by position and normalises; both in float32, since the angles need it."""

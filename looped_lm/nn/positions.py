@@ -101,6 +101,7 @@ def disentangled_bias(
   bucket_TS: Int[np.ndarray, "T S"] | Int[Array, "T S"],
   *,
   lookup: str,
+  read_BT: Int[Array, "B T"] | None = None,
 ) -> Float[Array, "B N T S"]:
   """q_i · rk_{b(i,j)} + k_j · rq_{b(i,j)}, the same bucket in both terms; not yet scaled.
 
@@ -113,19 +114,27 @@ def disentangled_bias(
     position_k_PNH: Bucket vectors through the layer's key projection.
     bucket_TS: From `bucket_table` or `bucket_rows`.
     lookup: "one_hot" (a matrix product; accelerators) or "gather".
+    read_BT: Where each row's queries stand, in `bucket_TS`; None where they are all there are.
   """
   dtype = jnp.promote_types(q_BTNH.dtype, jnp.float32)
+  if isinstance(bucket_TS, np.ndarray):
+    # Short texts meet few of the buckets.
+    met = slice(bucket_TS.min(), bucket_TS.max() + 1)
+    position_q_PNH, position_k_PNH = position_q_PNH[met], position_k_PNH[met]
+    bucket_TS = bucket_TS - bucket_TS.min()
   content_BNTP = jnp.einsum("BTNH,PNH->BNTP", q_BTNH, position_k_PNH, preferred_element_type=dtype)
-  if q_BTNH.shape[1] == 1:
+  if q_BTNH.shape[1] == 1 and read_BT is None:
     # One query meets every key in one bucket: no need of the keys' products with all the others.
     to_key_BNTS = jnp.take(content_BNTP, bucket_TS[0], axis=-1)
     position_q_SNH = position_q_PNH[bucket_TS[0]]
     to_query_BNS = jnp.einsum("BSNH,SNH->BNS", k_BSNH, position_q_SNH, preferred_element_type=dtype)
     return to_key_BNTS + to_query_BNS[:, :, None]
   content_BNSP = jnp.einsum("BSNH,PNH->BNSP", k_BSNH, position_q_PNH, preferred_element_type=dtype)
-  if lookup == "gather":
-    to_key_BNTS = jnp.take_along_axis(content_BNTP, bucket_TS[None, None], axis=-1)
-    to_query_BNST = jnp.take_along_axis(content_BNSP, bucket_TS.T[None, None], axis=-1)
+  if lookup == "gather" or read_BT is not None:
+    bucket_BTS = bucket_TS[None] if read_BT is None else jnp.asarray(bucket_TS)[read_BT]
+    bucket_BNTS = bucket_BTS[:, None]
+    to_key_BNTS = jnp.take_along_axis(content_BNTP, bucket_BNTS, axis=-1)
+    to_query_BNST = jnp.take_along_axis(content_BNSP, bucket_BNTS.swapaxes(-1, -2), axis=-1)
     return to_key_BNTS + to_query_BNST.swapaxes(-1, -2)
   one_hot_TSP = jax.nn.one_hot(bucket_TS, position_k_PNH.shape[0], dtype=q_BTNH.dtype)
   return jnp.einsum(

@@ -1,7 +1,5 @@
 """Reading tokens after others gives what reading all at once gives."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,51 +7,16 @@ import pytest
 
 from looped_lm import visibility
 from looped_lm.errors import UserError
-from looped_lm.models import looped
 from looped_lm.nn.cache import Policy
 from looped_lm.nn.decode import Decoding
 from looped_lm.nn.halting import Halting
 from looped_lm.types import Continuation, Inputs
 
-VOCAB, LENGTH = 60, 10
+LENGTH = 10
 # Texts of 10 and 7 tokens, the shorter one behind three pads.
 PADS = np.array([0, 3])
 REAL = np.arange(LENGTH)[None, :] >= PADS[:, None]
-TOKENS = np.random.default_rng(0).integers(16, VOCAB, (2, LENGTH)).astype(np.int32)
-
-FORMS = {
-  "exit_gate": ("looped_gpt_bert", {"exit_gate": True}),
-  "gpt_bert": ("looped_gpt_bert", {}),
-  "gpt_bert_stack": ("gpt_bert", {"core_layers": 2}),
-  "parcae": ("parcae", {}),
-  "grt": ("grt", {}),
-  "sandwich": ("huginn", {}),
-  "recursive": ("recursive_gpt", {}),
-  "universal": ("universal_transformer", {}),
-  **{
-    name: ("looped_gpt_bert_injections", {}, name)
-    for name in ("none", "add", "add_norm", "diagonal_zoh", "linear", "gated", "hyper_connections")
-  },
-}
-FAST = ("gpt_bert",)
-EVERY_FORM = [
-  name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in FORMS
-]
-
-
-@functools.cache
-def build(form, configs):
-  name, changes, *argument = FORMS[form]
-  settings = configs(name, ",".join([*argument, "tiny"]))["model"] | changes
-  model = looped.build(settings, vocab_size=VOCAB)
-  params = jax.jit(model.init)(jax.random.key(0))
-
-  def stir(path, x):
-    """No parameter at a value that hides a fault."""
-    noise = np.random.default_rng(len(jax.tree_util.keystr(path))).normal(size=x.shape)
-    return x + 0.05 * jnp.asarray(noise, x.dtype)
-
-  return model, jax.tree_util.tree_map_with_path(stir, params)
+TOKENS = np.random.default_rng(0).integers(16, 60, (2, LENGTH)).astype(np.int32)
 
 
 def at_once(model, params, tokens_BT, num_loops):
@@ -90,9 +53,8 @@ def in_parts(model, params, lengths, decoding, *, tokens_BT=TOKENS, real_BT=REAL
   return np.concatenate(hidden, axis=1), np.concatenate(loops, axis=1)
 
 
-@pytest.mark.parametrize("form", EVERY_FORM)
-def test_cached_decoding_is_the_full_forward(tiny_config, form):
-  model, params = build(form, tiny_config)
+def test_cached_decoding_is_the_full_forward(build, form):
+  model, params = build(form)
   decoding = Decoding(num_loops=4)
   ours, loops = in_parts(model, params, [6, 1, 1, 1, 1], decoding)
   np.testing.assert_array_equal(loops, np.where(REAL, 4, 0))
@@ -123,8 +85,8 @@ HALTINGS = [
     for place, case in enumerate(HALTINGS)
   ],
 )
-def test_tokens_that_halt_are_the_same_one_by_one_all_at_once_and_alone(tiny_config, form, halting):
-  model, params = build(form, tiny_config)
+def test_tokens_that_halt_are_the_same_one_by_one_all_at_once_and_alone(build, form, halting):
+  model, params = build(form)
   # More loops than any token takes, so that tokens read together do not all run as long.
   decoding = Decoding(num_loops=12, halting=halting)
   ours, loops = in_parts(model, params, [4, 1, 1, 1, 1, 1, 1], decoding)
@@ -148,8 +110,8 @@ def test_tokens_that_halt_are_the_same_one_by_one_all_at_once_and_alone(tiny_con
     np.testing.assert_allclose(alone[0], whole[row, pads:], atol=1e-5 * scale)
 
 
-def test_a_halted_token_s_later_keys_come_from_its_last_state(tiny_config):
-  model, params = build("gpt_bert", tiny_config)
+def test_a_halted_token_s_later_keys_come_from_its_last_state(build):
+  model, params = build("gpt_bert")
   token = Continuation(
     tokens_BT=jnp.full((1, 1), 1), start=jnp.int32(0), real_BS=jnp.ones((1, 1), bool)
   )
@@ -171,8 +133,8 @@ def test_a_halted_token_s_later_keys_come_from_its_last_state(tiny_config):
 
 
 @pytest.mark.slow
-def test_policies_share_slots_and_are_not_the_full_one(tiny_config):
-  model, params = build("gpt_bert", tiny_config)
+def test_policies_share_slots_and_are_not_the_full_one(build):
+  model, params = build("gpt_bert")
   theirs = in_parts(model, params, [6, 1, 1, 1, 1], Decoding(num_loops=4))[0]
   for policy, slots in [
     (Policy(name="last"), 1),

@@ -5,6 +5,7 @@ VENV ?= .venv
 RUNS ?= runs
 # Tests run in so many processes; a file stays in one.
 JOBS ?= 2
+FAST = not slow and not nightly and not hf
 PYTEST = -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=10
 PY = $(VENV)/bin/python
 RUN = $(PY) -m looped_lm.main
@@ -32,8 +33,8 @@ HF_PINS ?=
 # Any torch will do. This one is without CUDA, so a tenth of the size, where pip finds it.
 HF_TORCH ?= torch==2.13.0+cpu
 
-.PHONY: help setup quickstart check format test test-slow test-all fuzz golden smoke test-colab \
-  test-hf clean
+.PHONY: help setup quickstart check format test test-slow test-nightly test-all fuzz golden smoke \
+  test-colab test-hf clean
 
 help: ## Lists the targets.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -68,10 +69,13 @@ format: setup ## Formats and mends what can be mended.
 	$(VENV)/bin/ruff check --fix .
 
 test: setup ## The fast tests.
-	$(PY) $(PYTEST) -m "not slow and not hf"
+	$(PY) $(PYTEST) -m "$(FAST)"
 
-test-slow: setup ## The slow tests, the notebook among them.
-	$(PY) $(PYTEST) -m "slow and not hf"
+test-slow: setup ## The slow tests.
+	$(PY) $(PYTEST) -m "slow and not nightly and not hf"
+
+test-nightly: setup ## The longest tests, and more of kinds that the others have one of.
+	$(PY) $(PYTEST) -m "nightly and not hf"
 
 test-all: setup ## All tests but those of test-hf.
 	$(PY) $(PYTEST) -m "not hf"
@@ -98,7 +102,7 @@ $(COLAB_VENV)/.setup: pyproject.toml
 
 # Colab's jax is the oldest we serve, so this is also the test of the lower bounds.
 test-colab: $(COLAB_VENV)/.setup ## Core tests and the notebook with the jax and flax of Colab.
-	$(COLAB_VENV)/bin/python $(PYTEST) -m "not slow" $(CORE_TESTS)
+	$(COLAB_VENV)/bin/python $(PYTEST) -m "$(FAST)" $(CORE_TESTS)
 	$(COLAB_VENV)/bin/python -m pytest -q tests/colab
 
 $(HF_VENV)/.setup: pyproject.toml

@@ -18,6 +18,7 @@ import ast
 import copy
 import functools
 import os
+import pathlib
 import statistics
 import time
 
@@ -145,6 +146,12 @@ class TorchStep:
     self._step += 1
     return loss.item()
 
+  def device_bytes(self):
+    """The most a GPU held; None on a CPU."""
+    import torch
+
+    return torch.cuda.max_memory_allocated() if self._device == "cuda" else None
+
 
 def peak_flops(config, tokens_N):
   """FLOP/s of a chain of the block's own widest products, the best of several."""
@@ -203,6 +210,20 @@ def timed(step):
   return time.perf_counter() - started
 
 
+def resident_bytes(field):
+  """VmRSS, what the process holds, or VmHWM, the most it held; Linux."""
+  lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+  return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
+
+
+def with_growth(step):
+  """A step's result, and by how many bytes at most the process grew meanwhile."""
+  pathlib.Path("/proc/self/clear_refs").write_text("5")
+  before = resident_bytes("VmRSS")
+  result = step()
+  return result, resident_bytes("VmHWM") - before
+
+
 def spread(values):
   return f"{statistics.median(values):.2f} [{min(values):.2f}, {max(values):.2f}]"
 
@@ -255,8 +276,14 @@ def main():
   elif args.against:
     other = OurStep(changed(config, args.against), tokens_BT)
   print(f"{args.config}, {args.batch} x {args.seq_len} tokens, {args.dtype}")
+  growth = None
   for _ in range(WARM_UP):
-    losses = [ours()] if other is None else [ours(), other()]
+    losses = [ours()]
+    if isinstance(other, TorchStep):
+      loss, grown = with_growth(other)
+      losses, growth = [*losses, loss], growth or grown
+    elif other is not None:
+      losses.append(other())
     print("loss " + " and ".join(f"{loss:.5f}" for loss in losses))
     if args.against.startswith("torch") and not args.dropout and abs(losses[0] - losses[1]) > 1e-2:
       raise SystemExit("The losses differ: not the same mathematics.")
@@ -273,7 +300,10 @@ def main():
     show(names[1], other, b, peak)
   elif other is not None:
     tokens = tokens_BT.size
-    print(f"| {names[1]} | {tokens / statistics.median(b):,.0f} | {tokens / min(b):,.0f} | | | | |")
+    speeds = f"{tokens / statistics.median(b):,.0f} | {tokens / min(b):,.0f}"
+    # Gradients and optimiser included; on a CPU it is by how much the first step grew the process.
+    memory = other.device_bytes() or growth
+    print(f"| {names[1]} | {speeds} | | | {memory / 1e9:.2f} | |")
   if other is not None:
     ratios = [theirs / mine for mine, theirs in zip(a, b, strict=True)]
     print(f"{names[1]} takes {spread(ratios)} times as long as ours, {args.pairs} pairs")

@@ -47,7 +47,7 @@ def tensors_of(path):
 def each(family, *, slow=()):
   """A parameter per file; those that cover what others of the project's cover too may be slow."""
   return [
-    pytest.param(path, id=path.stem, marks=pytest.mark.slow if path.stem in slow else ())
+    pytest.param(path, id=path.stem, marks=pytest.mark.nightly if path.stem in slow else ())
     for path in files_of(family)
   ]
 
@@ -236,7 +236,7 @@ def test_parcae_float32(parcae):
   assert_logits(parcae, model, params, inputs, 1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_parcae_float64(parcae, x64):
   """Logits at every depth, the loss and gradient of a truncated forward, the spectral norm."""
   config, settings, params, inputs = parcae_parts(parcae, np.float64)

@@ -248,7 +248,7 @@ def test_describe_and_prepare_print_without_training(tiny_config, capsys, tmp_pa
   assert "total words" in text
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_compiler_tells_the_memory_of_each_device(tiny_config, capsys):
   """Nothing is prepared for it, and what is held is the state's bytes, split as the mesh does."""
   held = {}
@@ -361,7 +361,7 @@ def test_ages_of_acquisition_need_milestones(tiny_config, tmp_path, monkeypatch)
     run("eval", config, tmp_path / "run")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ages_of_acquisition_are_of_every_milestone(tiny_config, tmp_path):
   """At the end of a run, the milestone of the last step included, and by evaluation alike."""
   config = with_ages(tiny_config(), tmp_path)

@@ -113,7 +113,7 @@ def test_the_same_command_trains_nothing_again(trained, config, monkeypatch):
   assert again.endswith(table)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_stopped_seed_stops_the_series_and_the_same_command_goes_on(trained, config, monkeypatch):
   """SIGTERM in a step of the second of three; the first is trained already."""
   workdir, _ = trained
@@ -133,7 +133,7 @@ def test_a_stopped_seed_stops_the_series_and_the_same_command_goes_on(trained, c
   assert json.loads((workdir / "seeds.json").read_text())["seeds"] == [1, 2, 3]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_signal_in_the_last_evaluation_or_save_begins_no_other_seed(
   trained, config, monkeypatch, tmp_path
 ):

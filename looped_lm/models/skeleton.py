@@ -281,10 +281,10 @@ class LoopedLM(nn.Module):
       chunk=Chunk(
         start=chunk.start,
         position_BT=position_BT,
-        writes_BT=jnp.ones_like(chunk.real_BT),
+        writes_BT=None,
         slot=zero,
         previous_slot=zero,
-        runs=zero,
+        runs=None,
         num_slots=1,
         capacity=capacity,
       ),

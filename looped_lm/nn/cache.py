@@ -71,20 +71,20 @@ class Chunk:
     start: Place of the chunk's first token in the cache.
     position_BT: Each token's position in its own text, from 0; anything for padding.
     writes_BT: Tokens whose keys and values are their own now; the others keep those of
-      `previous_slot`.
+      `previous_slot`. None: all tokens.
     slot: Which slot this run of the layer reads and writes.
     previous_slot: Which slot the tokens that do not write keep.
-    runs: How many runs are already averaged in the slot; 0 replaces what is there.
+    runs: How many runs are already averaged in the slot; None or 0 replaces what is there.
     num_slots: Slots of the layer's cache.
     capacity: Places of the cache.
   """
 
   start: Int[Array, ""]
   position_BT: Int[Array, "B T"]
-  writes_BT: Bool[Array, "B T"]
+  writes_BT: Bool[Array, "B T"] | None
   slot: Int[Array, ""]
   previous_slot: Int[Array, ""]
-  runs: Int[Array, ""]
+  runs: Int[Array, ""] | None
   num_slots: int = struct.field(pytree_node=False)
   capacity: int = struct.field(pytree_node=False)
 
@@ -123,13 +123,18 @@ class Memory(nn.Module):
     def place(slot: jax.Array) -> tuple[Any, ...]:
       return (slot, 0, chunk.start, 0, 0)
 
+    if chunk.writes_BT is None and chunk.runs is None:
+      # Nothing is read before it is written, which spares XLA a copy of the whole cache.
+      store.value = jax.lax.dynamic_update_slice(store.value, new_BTKH[None], place(chunk.slot))
+      return jax.lax.dynamic_index_in_dim(store.value, chunk.slot, keepdims=False)
     size = (1, batch, length, heads, head_dim)
     old_BTKH = jax.lax.dynamic_slice(store.value, place(chunk.previous_slot), size)[0]
-    writes = chunk.writes_BT[:, :, None, None]
-    now_BTKH = jnp.where(writes, new_BTKH, old_BTKH)
-    # Of a mean, what is kept is not what this loop reads of the chunk itself.
-    mean_BTKH = old_BTKH + (new_BTKH - old_BTKH) / (chunk.runs + 1).astype(new_BTKH.dtype)
-    kept_BTKH = jnp.where(writes & (chunk.runs > 0), mean_BTKH, now_BTKH)
+    writes = True if chunk.writes_BT is None else chunk.writes_BT[:, :, None, None]
+    now_BTKH = kept_BTKH = jnp.where(writes, new_BTKH, old_BTKH)
+    if chunk.runs is not None:
+      # Of a mean, what is kept is not what this loop reads of the chunk itself.
+      mean_BTKH = old_BTKH + (new_BTKH - old_BTKH) / (chunk.runs + 1).astype(new_BTKH.dtype)
+      kept_BTKH = jnp.where(writes & (chunk.runs > 0), mean_BTKH, now_BTKH)
     store.value = jax.lax.dynamic_update_slice(store.value, kept_BTKH[None], place(chunk.slot))
     all_BSKH = jax.lax.dynamic_index_in_dim(store.value, chunk.slot, keepdims=False)
     return jax.lax.dynamic_update_slice(all_BSKH, now_BTKH, (0, chunk.start, 0, 0))

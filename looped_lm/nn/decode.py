@@ -68,7 +68,7 @@ class _Progress:
 
 
 def core_chunk(
-  chunk: Chunk, decoding: Decoding, loop: Int[Array, ""], writes_BT: Bool[Array, "B T"]
+  chunk: Chunk, decoding: Decoding, loop: Int[Array, ""], writes_BT: Bool[Array, "B T"] | None
 ) -> Chunk:
   """The chunk as the core sees it in one loop."""
   policy = decoding.policy
@@ -78,7 +78,7 @@ def core_chunk(
     writes_BT=writes_BT,
     slot=slot,
     previous_slot=jnp.maximum(slot - 1, 0) if policy.name == "full" else slot,
-    runs=loop if policy.name == "mean" else jnp.zeros_like(loop),
+    runs=loop if policy.name == "mean" else None,
     num_slots=policy.slots(decoding.num_loops),
   )
 
@@ -133,9 +133,9 @@ def decode_loops(
   def body(model: Any, now: _Progress) -> _Progress:
     runs_BT = ~now.halted_BT
     writes_BT = runs_BT | (now.loops_BT == now.loop) if decoding.settles else runs_BT
-    inside = dataclasses.replace(
-      context.in_loop(now.loop), chunk=core_chunk(chunk, decoding, now.loop, writes_BT)
-    )
+    # Without halting all tokens run but padding, and nobody sees what that writes.
+    own = core_chunk(chunk, decoding, now.loop, writes_BT if halting.is_on else None)
+    inside = dataclasses.replace(context.in_loop(now.loop), chunk=own)
     h_BTD = _select(runs_BT, model.one_loop(now.h_BTD, anchor, inside, invariants), now.h_BTD)
     halted_BT, loops_BT, memory = now.halted_BT, now.loops_BT + runs_BT, now.memory
     if halting.is_on:

@@ -94,7 +94,7 @@ def test_a_run_that_was_stopped_is_read_off_its_log(script, tmp_path, monkeypatc
   assert blown["entropy_nats"] == pytest.approx(math.log(2))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_loss_that_is_not_finite_is_a_divergence_and_the_summary_is_written(script, tmp_path):
   (blown,) = run(
     script, tmp_path, "--injections=add", "--learning_rates=1e30", "--steps=6", "--loops=2"
@@ -114,7 +114,7 @@ def test_another_error_is_no_divergence(script, tmp_path):
     run(script, tmp_path, "--injections=addd", "--learning_rates=0.01")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_run_is_summarised_once_and_a_rate_that_is_too_high_is_marked(
   script, tmp_path, monkeypatch
 ):

@@ -32,7 +32,7 @@ def test_it_defines_nothing_and_is_stored_without_results(notebook):
   assert all(cell.get("execution_count") is None for cell in notebook.cells)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_it_runs_headless_and_shows_its_plots(notebook, tmp_path, monkeypatch):
   monkeypatch.setenv("LOOPED_LM_WORKDIR", str(tmp_path / "run"))
   monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -25,7 +25,7 @@ FORMS = {
 }
 FAST = ("gpt_bert",)
 EVERY_FORM = [
-  name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in FORMS
+  name if name in FAST else pytest.param(name, marks=pytest.mark.nightly) for name in FORMS
 ]
 
 

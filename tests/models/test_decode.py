@@ -81,7 +81,7 @@ HALTINGS = [
 @pytest.mark.parametrize(
   ("form", "halting"),
   [
-    pytest.param(*case, id=f"{case[0]}-{case[1].name}", marks=pytest.mark.slow if place else ())
+    pytest.param(*case, id=f"{case[0]}-{case[1].name}", marks=pytest.mark.nightly if place else ())
     for place, case in enumerate(HALTINGS)
   ],
 )

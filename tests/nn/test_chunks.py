@@ -182,13 +182,13 @@ def test_loss_and_gradients_of_a_model_are_those_of_all_at_once(x64, tiny_config
   assert 0 < loss.metrics["mntp/loss_nats"][1] < 0.6 * mntp_fraction * 32
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_loss_of_an_exit_gate_is_that_of_all_at_once(x64, tiny_config):
   settings = tiny_config()["model"] | {"exit_gate": True, "coda_layers": 1}
   assert_same(both_ways(settings, clm.Objective(exit_entropy_weight=0.1, **SETTINGS)))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_heads_of_other_kinds_are_those_of_all_at_once(x64, tiny_config):
   """A table of its own, factorised, with a softcap; and a tied one that is a product itself."""
   settings = tiny_config()["model"]

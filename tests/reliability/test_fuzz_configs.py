@@ -211,7 +211,7 @@ def test_any_combination_builds(base, model, objective, optimiser):
   assert jax.tree.structure(state.ema) == jax.tree.structure(state.params)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @hypothesis.settings(max_examples=max(4, CASES // 5), phases=UNSHRUNK)
 @given(model=MODEL, objective=OBJECTIVE, optimiser=OPTIMISER)
 def test_any_combination_is_a_step(base, model, objective, optimiser):
@@ -224,7 +224,7 @@ def test_any_combination_is_a_step(base, model, objective, optimiser):
   assert {"loss_nats", "grad_norm"} <= figures.keys()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @hypothesis.settings(max_examples=max(4, CASES // 25), phases=UNSHRUNK)
 @given(model=MODEL, objective=OBJECTIVE, optimiser=OPTIMISER)
 def test_some_take_a_finite_step(base, model, objective, optimiser):

@@ -133,7 +133,7 @@ def test_any_json_lines(folder, tokenizers, lines):
     check_rows([each.text for each in found], tokenizers[0], how="lines", seq_len=8)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @given(data=FILES, extension=st.sampled_from(["txt", "jsonl"]), seed=st.integers(0, 2**63 - 1))
 @example(b"x" * 10_000_000 + b"\r\nword " * 9, "txt", 1)
 @example(b"word " * 2_000_000 + b"\x00\n1", "txt", 2)

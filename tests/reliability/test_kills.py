@@ -18,7 +18,7 @@ import pytest
 from looped_lm import jobs
 from looped_lm.train.checkpoint import Checkpoints
 
-pytestmark = pytest.mark.slow  # Thirty starts of the program.
+pytestmark = pytest.mark.nightly  # Thirty starts of the program.
 
 SERVER = pathlib.Path(__file__).with_name("fork_server.py")
 TOTAL_STEPS = 240

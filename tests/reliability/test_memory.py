@@ -17,7 +17,7 @@ import pytest
 
 from looped_lm import jobs
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 SCRIPT = pathlib.Path(__file__).with_name("memory_of_a_run.py")
 STEPS, EVERY = 2000, 100

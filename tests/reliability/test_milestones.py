@@ -9,7 +9,7 @@ import pytest
 from looped_lm import jobs, tensor_files
 from looped_lm.train import metrics, milestones
 
-pytestmark = pytest.mark.slow  # Three processes; `make test` has the pieces in tests/train.
+pytestmark = pytest.mark.nightly  # Three processes; `make test` has the pieces in tests/train.
 
 WORDS = (300, 900, 1300, 1500, 2000)
 SETTINGS = (

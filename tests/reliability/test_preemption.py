@@ -74,7 +74,7 @@ def in_evaluation(step, monkeypatch):
   monkeypatch.setattr(held_out_text, "eval_batches", then_signal)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("fault", "step"), [(at_step, 7), (in_evaluation, 10)])
 def test_a_restart_ends_as_if_nothing_had_happened(undisturbed, tmp_path, monkeypatch, fault, step):
   config, calm = undisturbed

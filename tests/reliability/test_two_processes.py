@@ -18,7 +18,6 @@ from looped_lm.jobs import evaluation
 from looped_lm.train import metrics
 from looped_lm.train.checkpoint import saved_steps
 
-pytestmark = pytest.mark.slow
 
 CONFIG = pathlib.Path(__file__).parents[2] / "configs" / "looped_gpt_bert.py"
 STEPS = 8
@@ -90,6 +89,7 @@ def alone(tiny_config, tmp_path_factory):
   return losses(workdir)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "settings",
   [(), ("--config.parallel.strategy=mesh", "--config.parallel.fsdp=4")],
@@ -105,6 +105,7 @@ def test_two_processes_equal_one(alone, tmp_path, settings):
   assert (tmp_path / "report.html").exists()
 
 
+@pytest.mark.nightly
 def test_the_one_that_is_left_stops_with_a_message(tmp_path):
   left, killed = start(
     tmp_path, "--config.train.total_steps=100000", "--config.parallel.lost_process_seconds=30"
@@ -117,6 +118,7 @@ def test_the_one_that_is_left_stops_with_a_message(tmp_path):
   assert "another process" in output or "another task" in output, output
 
 
+@pytest.mark.nightly
 def test_a_signal_to_one_saves_the_same_step_on_both(tmp_path):
   settings = ("--config.train.total_steps=100000",)
   first, second = start(tmp_path, *settings)
@@ -127,6 +129,7 @@ def test_a_signal_to_one_saves_the_same_step_on_both(tmp_path):
   assert f"Stopped after step {step}, which is saved" in output
 
 
+@pytest.mark.nightly
 def test_a_signal_between_two_seeds_stops_the_second_and_the_same_command_goes_on(tmp_path):
   """The steps of the second run have the numbers of those that the first has taken."""
   settings = ("--seeds=1,2", "--config.evals.names=('held_out',)")

@@ -63,10 +63,10 @@ def mesh(experiment, **sizes):
   [
     # All axes at once, and one by one.
     pytest.param({"fsdp": 2, "tensor": 2}, 1, marks=pytest.mark.slow),
-    pytest.param({}, 1, marks=pytest.mark.slow),
-    pytest.param({"fsdp": 4}, 1, marks=pytest.mark.slow),
-    pytest.param({"tensor": 2}, 1, marks=pytest.mark.slow),
-    pytest.param({"fsdp": 2}, 2, marks=pytest.mark.slow),
+    pytest.param({}, 1, marks=pytest.mark.nightly),
+    pytest.param({"fsdp": 4}, 1, marks=pytest.mark.nightly),
+    pytest.param({"tensor": 2}, 1, marks=pytest.mark.nightly),
+    pytest.param({"fsdp": 2}, 2, marks=pytest.mark.nightly),
   ],
   ids=str,
 )

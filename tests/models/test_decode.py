@@ -171,3 +171,21 @@ def test_policies_share_slots_and_are_not_the_full_one(build):
 def test_a_wrong_setting_is_named(make, message):
   with pytest.raises(UserError, match=message):
     make()
+
+
+@pytest.mark.slow
+def test_no_loop_copies_the_cache(build):
+  model, params = build("gpt_bert")
+  decoding = Decoding(num_loops=8)
+  cache = model.make_cache(1, 1024, decoding)
+  chunk = Continuation(
+    tokens_BT=jnp.full((1, 1), 20, jnp.int32),
+    start=jnp.int32(5),
+    real_BS=jnp.ones((1, 1024), bool),
+  )
+  step = jax.jit(
+    lambda params, cache: model.decode(params, cache, chunk, decoding), donate_argnums=1
+  )
+  memory = step.lower(params, cache).compile().memory_analysis()
+  one_array = max(x.nbytes for x in jax.tree.leaves(cache))
+  assert memory.temp_size_in_bytes < one_array

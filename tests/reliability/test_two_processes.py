@@ -18,7 +18,6 @@ from looped_lm.jobs import evaluation
 from looped_lm.train import metrics
 from looped_lm.train.checkpoint import saved_steps
 
-
 CONFIG = pathlib.Path(__file__).parents[2] / "configs" / "looped_gpt_bert.py"
 STEPS = 8
 DEVICES = "--xla_force_host_platform_device_count"

@@ -128,7 +128,7 @@ def check_length(model: Model, length_N: Int[np.ndarray, " N"]) -> None:
     )
 
 
-def _batched(x_M: np.ndarray, rows: int) -> np.ndarray:
+def _batched(x_M: np.ndarray, rows: int) -> Any:
   """[B, G, …]: batch after batch, the last ones filled up with padding."""
   empty = np.zeros((rows * _TOGETHER - len(x_M), *x_M.shape[1:]), np.int32)
   x_GB = np.concatenate([x_M.astype(np.int32), empty]).reshape(_TOGETHER, rows, *x_M.shape[1:])

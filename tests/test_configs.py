@@ -36,7 +36,10 @@ def test_babylm_keeps_the_checkpoints_it_asks_for(tiny_config):
 
 @pytest.mark.parametrize(
   "name",
-  [name if name in CORE else pytest.param(name, marks=pytest.mark.nightly) for name in NAMES],
+  [
+    pytest.param(name, marks=pytest.mark.slow if name in CORE else pytest.mark.nightly)
+    for name in NAMES
+  ],
 )
 def test_the_tiny_size_takes_a_finite_step_and_respects_visibility(tiny_config, name):
   experiment = jobs.build(tiny_config(name))

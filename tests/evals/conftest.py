@@ -51,12 +51,17 @@ class ByHand:
     return np.array(nats)
 
   def model(self):
-    def encode(params, inputs, *, key=None, num_loops=None, keep_states=False, progress=1.0):
+    def encode(
+      params, inputs, *, key=None, num_loops=None, keep_states=False, progress=1.0, read_BK=None
+    ):
       see_BTS = visible(inputs.order_BT, inputs.segments_BT).astype(jnp.float32)
       see_BTS = see_BTS / jnp.maximum(see_BTS.sum(axis=-1, keepdims=True), 1.0)
       state = params["own"][inputs.tokens_BT] + see_BTS @ params["seen"][inputs.tokens_BT]
       states = jnp.stack([loop * state for loop in range(1, (num_loops or 2) + 1)])
-      return Output(hidden_BTD=states[-1], states_RBTD=states if keep_states else None)
+      hidden_BTD = states[-1]
+      if read_BK is not None:
+        hidden_BTD = jnp.take_along_axis(hidden_BTD, read_BK[..., None], axis=1)
+      return Output(hidden_BTD=hidden_BTD, states_RBTD=states if keep_states else None)
 
     return Model(
       init=lambda key: self.params(),

@@ -98,7 +98,7 @@ def test_eval_repeats_the_figures_of_the_run(trained, capsys):
   assert float(printed["eval/clm/loss_nats"]) == pytest.approx(last["eval/clm/loss_nats"], abs=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_trained_model_is_fine_tuned_on_a_set_of_ones_own(trained, tiny_config, tmp_path, capsys):
   """Which determiner a sentence has: the commoner one is right in about half of them."""
   lines = [
@@ -419,7 +419,7 @@ def test_a_step_is_replayed_bit_for_bit(tiny_config, tmp_path, capsys):
     run("replay", config, tmp_path, replay_step=5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_goes_on_under_another_strategy(trained, tiny_config, tmp_path):
   """Both ways, with evaluation on each: the files are the same."""
   other = {"strategy": "mesh", "fsdp": 2, "tensor": 2}

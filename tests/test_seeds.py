@@ -63,7 +63,7 @@ def trained(config, tmp_path_factory):
   return workdir, printed
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_figures_are_those_of_each_runs_last_evaluation(trained):
   workdir, printed = trained
   written = json.loads((workdir / "seeds.json").read_text())
@@ -89,7 +89,7 @@ def test_the_figures_are_those_of_each_runs_last_evaluation(trained):
   assert written["figures"]["eval/clm/loss_nats"]["std"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_each_run_is_an_ordinary_one_of_its_seed(trained):
   workdir, _ = trained
   for seed in (3, 1):
@@ -100,7 +100,7 @@ def test_each_run_is_an_ordinary_one_of_its_seed(trained):
     assert (folder / "report.html").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_same_command_trains_nothing_again(trained, config, monkeypatch):
   workdir, printed = trained
   written = (workdir / "seeds.json").read_bytes()
@@ -161,7 +161,7 @@ def test_a_signal_in_the_last_evaluation_or_save_begins_no_other_seed(
   assert not (tmp_path / "seeds.json").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_folder_of_another_run_is_told_before_any_seed_is_trained(trained, config, tmp_path):
   (tmp_path / "seed_1").symlink_to(trained[0] / "seed_1")
   other = json.loads(json.dumps(config))
@@ -190,7 +190,7 @@ def test_a_figure_that_a_run_lacks_is_named():
   ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_figures_that_are_not_finite_are_summed_up(trained, config, monkeypatch):
   workdir, _ = trained
   found = {"eval/a": math.inf, "eval/b": math.nan, "eval/c": 1.0}

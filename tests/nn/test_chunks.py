@@ -164,7 +164,7 @@ def assert_same(found):
     np.testing.assert_allclose(ours, whole, rtol=1e-12, atol=1e-12, err_msg=name)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("mntp_fraction", [0.5, 1.0])
 def test_loss_and_gradients_of_a_model_are_those_of_all_at_once(x64, tiny_config, mntp_fraction):
   settings = tiny_config()["model"]

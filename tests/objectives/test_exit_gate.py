@@ -31,7 +31,7 @@ def settings(tiny_config):
   return settings | {"exit_gate": True, "prelude_layers": 0, "coda_layers": 1}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_loss_is_the_expected_one_less_the_entropy(settings):
   model = looped.build(settings, vocab_size=60)
   params = jax.jit(model.init)(jax.random.key(0))

@@ -88,11 +88,16 @@ def alone(tiny_config, tmp_path_factory):
   return losses(workdir)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
   "settings",
-  [(), ("--config.parallel.strategy=mesh", "--config.parallel.fsdp=4")],
-  ids=["pmap", "mesh"],
+  [
+    pytest.param((), id="pmap", marks=pytest.mark.nightly),
+    pytest.param(
+      ("--config.parallel.strategy=mesh", "--config.parallel.fsdp=4"),
+      id="mesh",
+      marks=pytest.mark.slow,
+    ),
+  ],
 )
 def test_two_processes_equal_one(alone, tmp_path, settings):
   first, second = finish(start(tmp_path, *settings))

@@ -190,7 +190,7 @@ def test_a_step_that_jumps_is_left_out_and_logged(experiment):
     assert int(after.opt_state.steps) == seen + 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_sampled_depth_is_the_same_on_four_devices_and_in_parts(tiny_config):
   """Rows of different depth, dropout on; every device and micro-batch has its own longest row."""
   config = tiny_config()

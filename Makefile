@@ -3,9 +3,10 @@
 
 VENV ?= .venv
 RUNS ?= runs
+# What `make test` runs, and `make test-colab` of the core.
+FAST = not slow and not nightly and not hf
 # Tests run in so many processes; a file stays in one.
 JOBS ?= 2
-FAST = not slow and not nightly and not hf
 PYTEST = -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=10
 PY = $(VENV)/bin/python
 RUN = $(PY) -m looped_lm.main

@@ -189,7 +189,8 @@ class Encode(Protocol):
   `num_loops` says the loops instead, one number or one per row; rows of their own loops carry
   gradient through the last ones alone even without a key. `watch` names collections of
   `nn/watch.py` to return; all rows must then take the same loops. `read_BK` names positions of each
-  row to which `hidden_BTD` is then confined, [B, K, D]: what only the others need is left out.
+  row to which `hidden_BTD` is then confined, [B, K, D]: what only the others need is left out. It
+  goes without `key`, since dropout would be drawn for fewer positions.
   """
 
   def __call__(

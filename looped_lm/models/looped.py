@@ -216,6 +216,7 @@ def _as_functions(
     if isinstance(loops, int) and key is not None and 0 < depth.grad_loops < loops:
       # In training the last loops alone carry gradient, however their number came about.
       loops = jnp.full(inputs.row_B.shape, loops, jnp.int32)
+    assert read_BK is None or key is None, "Dropout is drawn for all positions of a row."
     arguments = (inputs, key, loops, max_loops, keep_states, read_BK)
     if not watch:
       return apply("encode", params, *arguments)

@@ -103,8 +103,7 @@ $(COLAB_VENV)/.setup: pyproject.toml
 
 # Colab's jax is the oldest we serve, so this is also the test of the lower bounds.
 test-colab: $(COLAB_VENV)/.setup ## Core tests and the notebook with the jax and flax of Colab.
-	$(COLAB_VENV)/bin/python $(PYTEST) -m "$(FAST)" $(CORE_TESTS)
-	$(COLAB_VENV)/bin/python -m pytest -q tests/colab
+	$(COLAB_VENV)/bin/python $(PYTEST) -m "$(FAST) or notebook" $(CORE_TESTS) tests/colab
 
 $(HF_VENV)/.setup: pyproject.toml
 	@test -x $(HF_VENV)/bin/python || test -n "$(PYTHON)" || { echo "$(NO_PYTHON)" >&2; exit 1; }
@@ -115,7 +114,7 @@ $(HF_VENV)/.setup: pyproject.toml
 	@touch $@
 
 test-hf: $(HF_VENV)/.setup ## Exported folders read by transformers, with PyTorch.
-	LOOPED_LM_FUSED_TESTS=1 $(HF_VENV)/bin/python -m pytest -q -m hf tests/export tests/benchmarks
+	LOOPED_LM_FUSED_TESTS=1 $(HF_VENV)/bin/python $(PYTEST) -m hf tests/export tests/benchmarks
 
 clean: ## Removes the environments and the tools' caches; leaves runs alone.
 	rm -rf $(VENV) $(COLAB_VENV) $(HF_VENV) *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -56,6 +56,7 @@ hypothesis.settings.load_profile("looped_lm")
 
 # Files of long tests, the longest first: started last, one of them would keep the others waiting.
 _LONG = (
+  "tests/colab",
   "tests/reliability",
   "tests/test_golden.py",
   "tests/train/test_step.py",

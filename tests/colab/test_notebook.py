@@ -33,6 +33,7 @@ def test_it_defines_nothing_and_is_stored_without_results(notebook):
 
 
 @pytest.mark.nightly
+@pytest.mark.notebook
 def test_it_runs_headless_and_shows_its_plots(notebook, tmp_path, monkeypatch):
   monkeypatch.setenv("LOOPED_LM_WORKDIR", str(tmp_path / "run"))
   monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -10,16 +10,22 @@ turns, A B A B, and the figure is the median of the pairs' ratios with their spr
 others use are noisy, and ratios are not. "torch" is `plain_torch.py` (install `torch` beside the
 project), whose first loss must equal ours; anything else is a field of the config with another
 value. "Share of peak" divides the step's FLOPs by a dense product at the model's own shapes.
+`--profile-compile` shows what compiling the step consists of and times nothing else.
 Results: docs/performance.md.
 """
 
 import argparse
 import ast
+import collections
+import contextlib
 import copy
 import functools
+import gzip
+import json
 import os
 import pathlib
 import statistics
+import tempfile
 import time
 
 import jax
@@ -43,7 +49,7 @@ WARM_UP = 2
 class OurStep:
   """A config's training step, compiled for these rows."""
 
-  def __init__(self, config, tokens_BT):
+  def __init__(self, config, tokens_BT, *, compile_trace=None):
     self.config = config
     vocabulary = Vocabulary(
       size=config["tokenizer"]["vocab_size"], num_special=16, bos_id=1, pad_id=3, mask_id=4
@@ -79,7 +85,9 @@ class OurStep:
     started = time.perf_counter()
     lowered = jax.jit(one_step, donate_argnums=0).lower(self.state, self.batch)
     self.trace_s = time.perf_counter() - started
-    self.compiled = lowered.compile()
+    # Where given, a folder for the profiler's trace of the compilation.
+    with jax.profiler.trace(compile_trace) if compile_trace else contextlib.nullcontext():
+      self.compiled = lowered.compile()
     self.compile_s = time.perf_counter() - started - self.trace_s
     memory = self.compiled.memory_analysis()
     self.temporary_bytes = None if memory is None else memory.temp_size_in_bytes
@@ -239,6 +247,27 @@ def show(name, step, seconds, peak):
   )
 
 
+def show_compile(config, tokens_BT, *, lines=16):
+  """Prints the compiler's own spans of time in the step's compilation, the longest first.
+
+  Spans hold each other, and those of several threads add up.
+  """
+  jax.config.update("jax_enable_compilation_cache", False)
+  with tempfile.TemporaryDirectory() as folder:
+    ours = OurStep(config, tokens_BT, compile_trace=folder)
+    (path,) = pathlib.Path(folder).rglob("*.trace.json.gz")
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+  total_s, times = collections.Counter(), collections.Counter()
+  for span in events:
+    # The interpreter's own begin with a dollar sign.
+    if span.get("ph") == "X" and span["name"][0] != "$":
+      total_s[span["name"]] += span["dur"] / 1e6
+      times[span["name"]] += 1
+  print(f"traced in {ours.trace_s:.1f} s, compiled in {ours.compile_s:.1f} s")
+  for name, seconds in total_s.most_common(lines):
+    print(f"{seconds:6.2f} s  {times[name]:5d} x {name}")
+
+
 def main():
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--config", required=True)
@@ -249,6 +278,7 @@ def main():
   parser.add_argument("--against", default="", help="torch, torch-compile, or A.B=VALUE")
   parser.add_argument("--dropout", action="store_true", help="keep the config's dropout")
   parser.add_argument("--pairs", type=int, default=8)
+  parser.add_argument("--profile-compile", action="store_true", help="what compiling consists of")
   args = parser.parse_args()
   path, _, form = args.config.partition(":")
   config = sibling(path, os.path.basename(path).removesuffix(".py"), form).to_dict()
@@ -267,6 +297,9 @@ def main():
   tokens_BT = rng.integers(16, config["tokenizer"]["vocab_size"], shape).astype(np.int32)
   tokens_BT[:, 0] = 1
 
+  if args.profile_compile:
+    show_compile(config, tokens_BT)
+    return
   peak = peak_flops(config, tokens_BT.size)
   ours = OurStep(config, tokens_BT)
   names, other = ("ours", args.against), None

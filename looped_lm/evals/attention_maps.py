@@ -28,7 +28,7 @@ class Evaluator:
     """Looks.
 
     Args:
-      params: On one device.
+      params: This process's own; see `Strategy.one_copy`.
 
     Returns:
       token_T: What is read, as text.

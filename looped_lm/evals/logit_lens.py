@@ -36,7 +36,7 @@ class Evaluator:
     """Looks.
 
     Args:
-      params: On one device.
+      params: This process's own; see `Strategy.one_copy`.
 
     Returns:
       token_BT: What is read, as text; "" behind the end of a short snippet.

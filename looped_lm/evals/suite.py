@@ -18,7 +18,7 @@ class Suite:
   """The evaluators that a config names.
 
   An evaluator has `run(params) -> (name, value) pairs`, the parameters as the strategy placed them,
-  or `views(params) -> name -> array`, the parameters on one device, or both. One that
+  or `views(params) -> name -> array`, the parameters this process's own, or both. One that
   `reads_its_set` does so when it is made, without its subject, so that a wrong set is said early;
   one that is `final_only` takes too long to be asked during training, wherever it is named, and one
   of `milestones_needed` asks all weights that the run kept on its way, at least so many.
@@ -49,7 +49,7 @@ class Suite:
     """What is looked at and not measured, of each evaluator that shows something.
 
     Args:
-      params: On one device.
+      params: This process's own copy.
     """
     return {
       name: evaluator.views(params)

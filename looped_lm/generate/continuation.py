@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Int
 import numpy as np
 
 from looped_lm.errors import UserError
+from looped_lm.generate.placing import Lay, together
 from looped_lm.generate.sampling import Sampling, choose
 from looped_lm.nn import cache
 from looped_lm.nn.decode import Decoding
@@ -70,13 +71,14 @@ class Generator:
 
   Attributes:
     model: The model.
-    params: Its parameters.
+    params: Its parameters, on one device or as `lay` fits.
     tokenizer: Its tokenizer.
     sampling: How a token is chosen.
     decoding: Depth, cache policy and halting.
     max_new_tokens: The longest continuation, at least 1.
     stop: Strings that end a continuation; they are not part of it.
     seed: Of all draws. A prompt's draws depend on it and on the prompt's index alone.
+    lay: Says where rows and cache lie.
   """
 
   model: Model
@@ -87,6 +89,7 @@ class Generator:
   max_new_tokens: int
   stop: tuple[str, ...] = ()
   seed: int = 0
+  lay: Lay = together
 
   def __post_init__(self):
     if self.max_new_tokens < 1:
@@ -126,7 +129,7 @@ class Generator:
       real_BS[row, : width - len(own)] = False
       seen_BV[row, own] = True
     rows = [_Row(self.tokenizer, own[1:], self.stop, self.max_new_tokens) for own in ids]
-    past = self.model.make_cache(len(ids), capacity, self.decoding)
+    past = _empty_cache(self.model, len(ids), capacity, self.decoding, self.lay)
     cache_bytes = cache.num_bytes(past)
     stream = self._tokens(tokens_BT, real_BS, seen_BV, past, first_index)
     started = time.perf_counter()
@@ -168,7 +171,7 @@ class Generator:
     tokens, seen, start, number = jnp.asarray(tokens_BT), jnp.asarray(seen_BV), 0, 0
     # A text may end; no other special is text.
     barred = frozenset(self.tokenizer.special_ids) - {self.tokenizer.eos_id}
-    advance = _program(self.model, self.sampling, self.decoding, barred)
+    advance = _program(self.model, self.sampling, self.decoding, barred, self.lay)
     while True:
       chunk = Continuation(tokens_BT=tokens, start=jnp.int32(start), real_BS=jnp.asarray(real_BS))
       start += tokens.shape[1]
@@ -189,9 +192,31 @@ class Generator:
         )
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
+def _empty_cache(model: Model, batch: int, capacity: int, decoding: Decoding, lay: Lay) -> Any:
+  """Made where it will lie: no device holds more than its part."""
+  return _laid_cache(model.make_cache(batch, capacity, decoding), lay)
+
+
+def _laid_cache(past: Any, lay: Lay) -> Any:
+  return lay(past, None, "rows", None, "heads", None)
+
+
+def _next_logits(
+  model: Model, decoding: Decoding, lay: Lay, params: Params, past: Any, chunk: Continuation
+) -> tuple[jax.Array, jax.Array, Any]:
+  """Reads a chunk: logits_BV of what follows, the loops_B of its last token, and the cache."""
+  tokens_BT, real_BS = lay((chunk.tokens_BT, chunk.real_BS), "rows", None)
+  chunk = Continuation(tokens_BT=tokens_BT, start=chunk.start, real_BS=real_BS)
+  decoded, past = model.decode(params, past, chunk, decoding)
+  row_B = jnp.arange(len(tokens_BT), dtype=jnp.int32)
+  logits_BV = model.readout(params, decoded.hidden_BTD[:, -1:], row_B)[:, 0]
+  return lay(logits_BV, "rows", None), decoded.loops_BT[:, -1], _laid_cache(past, lay)
+
+
 @functools.lru_cache(maxsize=16)
 def _program(
-  model: Model, sampling: Sampling, decoding: Decoding, barred: frozenset[int]
+  model: Model, sampling: Sampling, decoding: Decoding, barred: frozenset[int], lay: Lay
 ) -> Callable[..., Any]:
   """The compiled step to the next token; shared by all generators that have these in common."""
   is_barred_V = np.zeros(model.vocab_size, bool)
@@ -206,14 +231,14 @@ def _program(
     key_B: jax.Array,
     number: Int[Array, ""],
   ) -> tuple[jax.Array, jax.Array, jax.Array, Any]:
-    decoded, past = model.decode(params, past, chunk, decoding)
-    row_B = jnp.arange(len(chunk.tokens_BT), dtype=jnp.int32)
-    logits_BV = model.readout(params, decoded.hidden_BTD[:, -1:], row_B)[:, 0]
+    logits_BV, loops_B, past = _next_logits(model, decoding, lay, params, past, chunk)
     logits_BV = jnp.where(is_barred_V, -jnp.inf, logits_BV)
     keys_B = jax.vmap(jax.random.fold_in, (0, None))(key_B, number)
     token_B = choose(logits_BV, seen_BV, keys_B, sampling)
-    seen_BV = seen_BV.at[row_B, token_B].set(True)
-    return token_B, decoded.loops_BT[:, -1], seen_BV, past
+    seen_BV = seen_BV.at[jnp.arange(len(token_B)), token_B].set(True)
+    # Every process reads what comes next.
+    token_B, loops_B = lay((token_B, loops_B))
+    return token_B, loops_B, lay(seen_BV, "rows", None), past
 
   return advance
 

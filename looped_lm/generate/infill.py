@@ -12,6 +12,7 @@ import numpy as np
 
 from looped_lm import visibility
 from looped_lm.errors import UserError
+from looped_lm.generate.placing import Lay, together
 from looped_lm.generate.sampling import Sampling, choose
 from looped_lm.types import Inputs, Model, Params
 
@@ -43,11 +44,12 @@ class Infiller:
 
   Attributes:
     model: A model trained with masked rows (objective mntp or hybrid).
-    params: Its parameters.
+    params: Its parameters, on one device or as `lay` fits.
     tokenizer: Its tokenizer.
     sampling: How a token is chosen; the repetition penalty does not apply.
     num_loops: Loops of every token.
     seed: Of all draws.
+    lay: Says where what is read lies: whole, since there is one row.
   """
 
   model: Model
@@ -56,6 +58,7 @@ class Infiller:
   sampling: Sampling
   num_loops: int
   seed: int = 0
+  lay: Lay = together
 
   def __post_init__(self):
     if self.num_loops < 1:
@@ -84,7 +87,7 @@ class Infiller:
     width = -(-len(ids) // _LENGTH_STEP) * _LENGTH_STEP
     if most is not None:
       width = min(width, most)
-    read = _program(self.model, self.num_loops, frozenset(tokenizer.special_ids))
+    read = _program(self.model, self.num_loops, frozenset(tokenizer.special_ids), self.lay)
     probabilities: dict[int, float] = {}
     chosen: dict[int, int] = {}
     for number in range(len(masks)):
@@ -109,7 +112,7 @@ class Infiller:
 
 
 @functools.lru_cache(maxsize=16)
-def _program(model: Model, num_loops: int, barred: frozenset[int]) -> Callable[..., Any]:
+def _program(model: Model, num_loops: int, barred: frozenset[int], lay: Lay) -> Callable[..., Any]:
   """The compiled reading of a text; shared by all infillers that have these in common."""
   is_barred_V = np.zeros(model.vocab_size, bool)
   is_barred_V[sorted(barred)] = True
@@ -128,6 +131,6 @@ def _program(model: Model, num_loops: int, barred: frozenset[int]) -> Callable[.
     hidden_BTD = model.encode(params, inputs, num_loops=num_loops).hidden_BTD
     logits_TV = model.readout(params, hidden_BTD, row_B)[0]
     logits_TV = jnp.where(is_barred_V, -jnp.inf, logits_TV)
-    return logits_TV, jax.nn.log_softmax(logits_TV)
+    return lay((logits_TV, jax.nn.log_softmax(logits_TV)))
 
   return read

@@ -10,6 +10,7 @@ from looped_lm.errors import UserError
 from looped_lm.generate import terminal
 from looped_lm.generate.continuation import Generator
 from looped_lm.generate.infill import Infiller
+from looped_lm.generate.placing import Lay, together
 from looped_lm.generate.sampling import Sampling
 from looped_lm.jobs.evaluation import trained_length
 from looped_lm.jobs.experiment import (
@@ -24,7 +25,7 @@ from looped_lm.models import looped
 from looped_lm.nn.cache import Policy
 from looped_lm.nn.decode import Decoding
 from looped_lm.nn.halting import Halting
-from looped_lm.train import checkpoint, run_record
+from looped_lm.train import checkpoint, parallel, run_record
 from looped_lm.types import Model, Params
 
 # What infilling has not, and what it is where it is off.
@@ -66,21 +67,26 @@ def generate(config: Config, *, workdir: str, **_: Any) -> None:
     vocab_size=tokenizer.vocab_size,
     longest_distance=longest_distance(config, trained_length=trained_length(config, workdir)),
   )
-  which = stored_weights(config)
-  params = checkpoint.restore_params(
-    workdir, jax.eval_shape(model.init, jax.random.key(0)), which=which
-  )
+  strategy = parallel.make(config["parallel"])
+  # Each device reads its part alone.
+  abstract = strategy.like_saved(jax.eval_shape(model.init, jax.random.key(0)))
+  params = checkpoint.restore_params(workdir, abstract, which=stored_weights(config))
   if settings["task"] == "infill":
-    terminal.fill(infiller(settings, model, params, tokenizer), prompts)
+    terminal.fill(infiller(settings, model, params, tokenizer, lay=strategy.laid), prompts)
   else:
-    continued = generator(settings, model, params, tokenizer)
+    continued = generator(settings, model, params, tokenizer, lay=strategy.laid)
     terminal.go_on(continued, prompts, batch_size=settings["batch_size"])
 
 
 def generator(
-  settings: Mapping[str, Any], model: Model, params: Params, tokenizer: Tokenizer
+  settings: Mapping[str, Any],
+  model: Model,
+  params: Params,
+  tokenizer: Tokenizer,
+  *,
+  lay: Lay = together,
 ) -> Generator:
-  """What continues texts as a `generate` group says."""
+  """What continues texts as a `generate` group says, with parameters that lie as `lay` fits."""
   return Generator(
     model=model,
     params=params,
@@ -90,13 +96,19 @@ def generator(
     max_new_tokens=settings["max_new_tokens"],
     stop=tuple(settings["stop"]),
     seed=settings["seed"],
+    lay=lay,
   )
 
 
 def infiller(
-  settings: Mapping[str, Any], model: Model, params: Params, tokenizer: Tokenizer
+  settings: Mapping[str, Any],
+  model: Model,
+  params: Params,
+  tokenizer: Tokenizer,
+  *,
+  lay: Lay = together,
 ) -> Infiller:
-  """What fills masks as a `generate` group says."""
+  """What fills masks as a `generate` group says, with parameters that lie as `lay` fits."""
   return Infiller(
     model=model,
     params=params,
@@ -104,6 +116,7 @@ def infiller(
     sampling=picked(Sampling, settings),
     num_loops=settings["num_loops"] or model.num_loops,
     seed=settings["seed"],
+    lay=lay,
   )
 
 

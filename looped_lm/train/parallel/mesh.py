@@ -6,6 +6,8 @@ fsdp and tensor as `rules` say; every array is whole where an axis has size 1.
 Differs from what is usual: parameters are gathered over fsdp once per step, not once per use. The
 core of a looped model is used in every loop, and gathering it each time would multiply what the
 devices send by R. The gradients are summed and split again right where they come about.
+
+Where text is generated, no parameter is gathered at all: see `MeshStrategy.laid`.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,6 +25,7 @@ from looped_lm.train.step import Placement
 from looped_lm.types import Batch, State
 
 _ROWS = (rules.DATA, rules.FSDP)
+_PROCESS = "process"
 
 
 class MeshStrategy:
@@ -131,10 +134,48 @@ class MeshStrategy:
     return jax.jit(gathered, out_shardings=NamedSharding(self.mesh, PartitionSpec()))
 
   def one_copy(self, tree: Any) -> Any:
-    """A whole copy on one local device, for what is too small to split. Every process calls it."""
-    whole = NamedSharding(self.mesh, PartitionSpec())
-    gathered = jax.jit(lambda tree: tree, out_shardings=whole)(tree)
-    return jax.tree.map(lambda x: x.addressable_shards[0].data, gathered)
+    """A copy that is this process's own, split over its devices; every process calls it.
+
+    Programs of it run in one process without the others.
+    """
+    count, local = jax.process_count(), jax.local_device_count()
+    # The devices are in the order of their processes, and those of a row share one.
+    grid = self.mesh.devices.reshape(count, local // self.tensor, self.tensor)
+    each = Mesh(grid, (_PROCESS, rules.FSDP, rules.TENSOR))
+    own = Mesh(grid[jax.process_index()], (rules.FSDP, rules.TENSOR))
+    specs = rules.specs(tree, fsdp=local // self.tensor, tensor=self.tensor)
+    shardings = jax.tree.map(lambda spec: NamedSharding(each, spec), specs)
+    copies = jax.jit(lambda tree: tree, out_shardings=shardings)(tree)
+    return jax.tree.map(
+      lambda x, spec: jax.make_array_from_single_device_arrays(
+        x.shape, NamedSharding(own, spec), [shard.data for shard in x.addressable_shards]
+      ),
+      copies,
+      specs,
+    )
+
+  def laid(self, tree: Any, *axes: str | None) -> Any:
+    """Says inside a program how the arrays of generated text lie.
+
+    Rows are split over data alone, not over fsdp as in training: each device multiplies by the part
+    of a parameter that it holds, and the products of a few tokens are summed. Were rows split over
+    fsdp, parameters would be gathered for every token.
+
+    Args:
+      tree: Arrays of as many dimensions as are named, or more, which stay whole.
+      axes: What each dimension counts: "rows", split over data; "heads", split over tensor; None,
+        whole. One that does not divide stays whole.
+    """
+    split = {"rows": (rules.DATA, self.data), "heads": (rules.TENSOR, self.tensor)}
+
+    def leaf(x: jax.Array) -> PartitionSpec:
+      found = (split.get(axis or "", (None, 1)) for axis in axes)
+      lengths = zip(found, x.shape, strict=False)
+      return PartitionSpec(
+        *(name if length % size == 0 else None for (name, size), length in lengths)
+      )
+
+    return self._constrained(tree, jax.tree.map(leaf, tree))
 
   def diverged(self, state: State) -> str | None:
     """None: the program sees one array, and no figure can be left unsummed."""

@@ -106,6 +106,11 @@ class Pmap:
     """A replicated tree as it lies on one local device, for what is too small to split."""
     return jax.tree.map(lambda x: x.addressable_shards[0].data, tree)
 
+  def laid(self, tree: Any, *axes: str | None) -> Any:
+    """Nothing of generated text is split: it comes from one whole copy."""
+    del axes
+    return tree
+
   def diverged(self, state: State) -> str | None:
     """Names the first part of the state that is not the same on all devices, bit for bit.
 

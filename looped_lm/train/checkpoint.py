@@ -13,6 +13,7 @@ import json
 import logging
 import math
 import shutil
+import sys
 from typing import Any, Literal, Self
 
 import jax
@@ -36,6 +37,27 @@ _FULL_WORDS = ("No space left", "ENOSPC", "Disk quota exceeded", "File too large
 def _told_once(record: logging.LogRecord) -> bool:
   """Drops the traces that Orbax's threads log of errors which Orbax then raises to the caller."""
   return record.levelno < logging.ERROR or "orbax" not in record.pathname
+
+
+def _not_of_a_full_disk(record: logging.LogRecord) -> bool:
+  """Drops what asyncio logs of writes that failed beside the one whose error was raised."""
+  error = record.exc_info[1] if record.exc_info else None
+  return "never retrieved" not in record.getMessage() or not _is_full(error)
+
+
+def _quiet() -> None:
+  """Keeps a write that fails to the one error that is raised; all that belongs to it is dropped."""
+  logging.getLogger("absl").addFilter(_told_once)
+  logging.getLogger("asyncio").addFilter(_not_of_a_full_disk)
+  told = sys.unraisablehook
+
+  def unless_late(unraisable: Any) -> None:
+    # TensorStore's threads, once for each write that ends when nobody waits for it any more.
+    if str(unraisable.exc_value) != "Event loop is closed":
+      told(unraisable)
+
+  if getattr(told, "__name__", "") != unless_late.__name__:
+    sys.unraisablehook = unless_late
 
 
 class Checkpoints:
@@ -75,7 +97,7 @@ class Checkpoints:
       raise UserError(f"train.keep_latest={keep_latest} must be at least 1.")
     if best_mode not in ("min", "max"):
       raise UserError(f"best_mode={best_mode!r} must be 'min' or 'max'.")
-    logging.getLogger("absl").addFilter(_told_once)
+    _quiet()
     self._directory = stored.absolute(directory)
     self._best_metric = best_metric
     self._best_mode = best_mode

@@ -82,6 +82,9 @@ class Metrics:
 
     Returns:
       What was written, of an earlier step; None where nothing was pending.
+
+    Raises:
+      UserError: The log cannot be written, here and in all that writes.
     """
     now = self._clock()
     written = self._write_pending()
@@ -124,8 +127,9 @@ class Metrics:
     written = self._write_pending()
     if self._log is not None:
       self._log.flush()
-    if self._board is not None:
-      self._board.flush()
+    with self._boarding() as board:
+      if board is not None:
+        board.flush()
     return written
 
   @contextlib.contextmanager
@@ -148,8 +152,9 @@ class Metrics:
     finally:
       if self._log is not None:
         self._log.close()
-      if self._board is not None:
-        self._board.close()
+      with self._boarding() as board:
+        if board is not None:
+          board.close()
 
   def _write_pending(self) -> dict[str, float] | None:
     if self._pending is None:
@@ -172,9 +177,21 @@ class Metrics:
   def _put(self, step: int, values: Mapping[str, float]) -> None:
     if self._log is not None:
       self._log.put({"step": step} | {k: _encode(v) for k, v in values.items()})
-    if self._board is not None:
-      for name, value in values.items():
-        self._board.add_scalar(name, value, step)
+    with self._boarding() as board:
+      if board is not None:
+        for name, value in values.items():
+          board.add_scalar(name, value, step)
+
+  @contextlib.contextmanager
+  def _boarding(self) -> Iterator[Any]:
+    """TensorBoard's writer. Where it cannot write, the run goes on without it and says so."""
+    try:
+      yield self._board
+    except OSError as error:
+      self._board = None
+      self._progress(
+        f"No more TensorBoard files ({error.strerror or error}); metrics.jsonl has it all."
+      )
 
 
 class _Log:
@@ -198,16 +215,29 @@ class _Log:
       self._lines.append(line)
     else:
       assert self._file is not None
-      self._file.write(line + "\n")
-      self._file.flush()  # A killed run keeps every line.
+      with self._writing():
+        self._file.write(line + "\n")
+        self._file.flush()  # A killed run keeps every line.
 
   def flush(self) -> None:
     if self._lines is not None:
-      self._path.write_text("".join(line + "\n" for line in self._lines))
+      with self._writing():
+        self._path.write_text("".join(line + "\n" for line in self._lines))
 
   def close(self) -> None:
     if self._file is not None:
-      self._file.close()
+      with contextlib.suppress(OSError):  # What is not written yet has been told of.
+        self._file.close()
+
+  @contextlib.contextmanager
+  def _writing(self) -> Iterator[None]:
+    try:
+      yield
+    except OSError as error:
+      raise UserError(
+        f"{self._path} cannot be written ({error.strerror or error}). Free some space, or make it "
+        "writable, and run the same command again to resume."
+      ) from error
 
 
 def exists(workdir: str) -> bool:

@@ -177,3 +177,30 @@ def test_tensorboard_has_the_same_figures(tmp_path):
   log_steps(tmp_path, [5, 10])
   assert (10, "train/loss_nats", 10.0) in events(tmp_path)
   assert (5, "train/words_seen", 5.0) in events(tmp_path)
+
+
+def test_a_log_that_cannot_be_written_is_one_message(tmp_path):
+  opened, _ = open_metrics(tmp_path)
+  opened._log._file.close()
+  opened._log._file = open("/dev/full", "w")  # noqa: SIM115
+  with pytest.raises(UserError, match=r"metrics\.jsonl cannot be written \(No space left"), opened:
+    opened.write(3, {"loss": 1.0})
+
+
+class FullBoard:
+  def add_scalar(self, *_):
+    raise OSError(28, "No space left on device")
+
+  flush = close = add_scalar
+
+
+def test_without_tensorboard_the_log_goes_on(tmp_path):
+  opened, lines = open_metrics(tmp_path)
+  opened._board.close()
+  opened._board = FullBoard()
+  with opened:
+    opened.write(3, {"loss": 1.0})
+    opened.write(4, {"loss": 2.0})
+  told = "No more TensorBoard files (No space left on device); metrics.jsonl has it all."
+  assert lines == [told]
+  assert [each["step"] for each in metrics.read(str(tmp_path))] == [3, 4]

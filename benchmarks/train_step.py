@@ -59,7 +59,8 @@ class OurStep:
     self.objective = picked(kind, {**config["objective"], "vocabulary": vocabulary})
     optimizer = picked(plugins.load("optim", config["optim"]["name"]).Optimizer, config["optim"])
     self.schedule = schedules.make(config["optim"], total_steps=TOTAL_STEPS)
-    tx, train = optimizer.build(self.schedule), config["train"]
+    self.tx = tx = optimizer.build(self.schedule)
+    train = config["train"]
     make = functools.partial(steps.initial_state, self.model.init, tx, seed=0)
     self.state = jax.jit(functools.partial(make, ema=train["ema_decay"] > 0))()
     # A copy for torch: the state itself is donated.

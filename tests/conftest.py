@@ -47,7 +47,7 @@ hypothesis.settings.register_profile(
   "looped_lm",
   derandomize=_CASES is None,
   deadline=None,
-  max_examples=int(_CASES or 25),
+  max_examples=int(_CASES or 60),
   database=None,
   print_blob=True,
 )

@@ -202,7 +202,7 @@ def a_batch():
   )
 
 
-@hypothesis.settings(max_examples=max(4, CASES // 5), phases=UNSHRUNK)
+@hypothesis.settings(phases=UNSHRUNK)
 @given(model=MODEL, objective=OBJECTIVE, optimiser=OPTIMISER)
 def test_any_combination_builds(base, model, objective, optimiser):
   make_state, _ = assembled(*base, model, objective, optimiser)
@@ -225,7 +225,7 @@ def test_any_combination_is_a_step(base, model, objective, optimiser):
 
 
 @pytest.mark.nightly
-@hypothesis.settings(max_examples=max(4, CASES // 25), phases=UNSHRUNK)
+@hypothesis.settings(max_examples=max(4, CASES // 10), phases=UNSHRUNK)
 @given(model=MODEL, objective=OBJECTIVE, optimiser=OPTIMISER)
 def test_some_take_a_finite_step(base, model, objective, optimiser):
   make_state, train_step = assembled(*base, model, objective, optimiser)

@@ -24,6 +24,7 @@ SETTINGS = {"strategy": "mesh", "fsdp": 1, "tensor": 1, "lost_process_seconds": 
     ("params/core/layers_0/out/bias", (64,), 4, 2, P(None)),
     ("opt_state/1/mu/core/layers_0/mlp/down/kernel", (64, 32), 2, 2, P("tensor", "fsdp")),
     ("ema/core/layers_0/feed/up/kernel", (32, 64), 2, 2, P("fsdp", "tensor")),
+    ("opt_state/1/nu/core/layers_0/attend/out/kernel", (1, 2048), 2, 4, P(None, "fsdp")),
     ("params/head/down/kernel", (64, 32), 2, 2, P("fsdp", None)),
     ("params/anything/of/yours", (50, 64), 4, 2, P(None, "fsdp")),
     ("params/injection/A_log", (32,), 4, 2, P(None)),

@@ -55,7 +55,8 @@ def spec(name: str, shape: tuple[int, ...], *, fsdp: int, tensor: int) -> Partit
   axes: list[str | None] = [None] * len(shape)
   if tensor > 1:
     for dimension, logical in enumerate(_logical(name, rank=len(shape))):
-      if logical not in _SPLIT_BY_TENSOR:
+      # What is 1 was summed over, as NorMuon's second moments are, and stays whole.
+      if logical not in _SPLIT_BY_TENSOR or shape[dimension] == 1:
         continue
       if shape[dimension] % tensor:
         raise UserError(

@@ -5,7 +5,8 @@
 #     pip install -e '.[cuda]' torch && bash benchmarks/gpu.sh | tee gpu.md
 #
 # Beside PyTorch, which keeps everything, half as many rows are tried until both fit: 80 GB are
-# enough. CONFIG, BATCH and PAIRS change what is timed; PLATFORM=cpu tries the script without a GPU.
+# enough. CONFIG, BATCH, PAIRS and LIMIT, in seconds each, change what is timed; PLATFORM=cpu tries
+# the script without a GPU.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -13,6 +14,7 @@ CONFIG=${CONFIG:-configs/looped_gpt_bert.py}
 LONG_CONFIG=${LONG_CONFIG:-configs/parcae.py}
 BATCH=${BATCH:-256}
 PAIRS=${PAIRS:-10}
+LIMIT=${LIMIT:-110}
 PYTHON=${PYTHON:-python}
 # PyTorch works beside: jax must not take all memory at once.
 export XLA_PYTHON_CLIENT_PREALLOCATE=false
@@ -26,7 +28,7 @@ PYTHON_END
 step() {
   local config=$1 rows=$2
   shift 2
-  timeout 110 "$PYTHON" benchmarks/train_step.py --config="$config" --batch="$rows" \
+  timeout "$LIMIT" "$PYTHON" benchmarks/train_step.py --config="$config" --batch="$rows" \
     --dtype=bfloat16 --pairs="$PAIRS" "$@" || {
     echo "(with $rows rows that one failed or took too long)"
     return 1

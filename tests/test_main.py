@@ -28,6 +28,13 @@ MISTAKES = {
   "--seeds is for --mode=train, not --mode=eval": [TINY, "--mode=eval", "--seeds=1,2"],
   "--seeds is for --mode=train, not --mode=compare": ["--mode=compare", "--seeds=1,2"],
   "--seeds=7 is one seed": [TINY, "--workdir=x", "--seeds=7"],
+  "--distributed=on, but JAX finds no cluster here": [TINY, "--distributed=on"],
+  "--coordinator has no meaning with --distributed=off": [
+    TINY,
+    "--distributed=off",
+    "--coordinator=127.0.0.1:1234",
+  ],
+  "should be one of <auto|on|off>": [TINY, "--distributed=yes"],
   "leave --config.seed out": [TINY, "--workdir=x", "--seeds=1,2", "--config.seed=3"],
 }
 # Every command in a process of its own, which has imported everything already.
@@ -73,6 +80,7 @@ def test_a_mistake_is_one_line(answers, expected):
   assert len(error.strip().splitlines()) == 1, error
 
 
+@pytest.mark.slow
 def test_describe_from_the_command_line():
   command = [sys.executable, "-m", "looped_lm.main", f"--config={CONFIG}", "--mode=describe"]
   done = subprocess.run(command, capture_output=True, text=True, timeout=300)

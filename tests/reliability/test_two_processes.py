@@ -1,11 +1,13 @@
 """Two processes of two devices each: one run, the same numbers, and none left waiting."""
 
 import contextlib
+import functools
 import io
 import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,7 +21,11 @@ from looped_lm.train import metrics
 from looped_lm.train.checkpoint import saved_steps
 
 CONFIG = pathlib.Path(__file__).parents[2] / "configs" / "looped_gpt_bert.py"
-STEPS = 8
+STEPS, SAVED = 8, 5
+STRATEGIES = {
+  "pmap": (),
+  "mesh": ("--config.parallel.strategy=mesh", "--config.parallel.fsdp=4"),
+}
 DEVICES = "--xla_force_host_platform_device_count"
 
 
@@ -28,7 +34,8 @@ def start(workdir, *settings):
   with socket.socket() as free:
     free.bind(("127.0.0.1", 0))
     port = free.getsockname()[1]
-  environment = os.environ | {"XLA_FLAGS": f"{DEVICES}=2"}
+  flags = re.sub(rf"{DEVICES}=\d+", f"{DEVICES}=2", os.environ["XLA_FLAGS"])
+  environment = os.environ | {"XLA_FLAGS": flags}
   return [
     subprocess.Popen(
       [
@@ -41,7 +48,7 @@ def start(workdir, *settings):
         f"--config.train.total_steps={STEPS}",
         "--config.train.log_every_steps=1",
         "--config.train.eval_every_steps=0",
-        "--config.train.save_every_steps=0",
+        f"--config.train.save_every_steps={SAVED}",
         "--config.evals.names=()",
         f"--coordinator=127.0.0.1:{port}",
         "--num_processes=2",
@@ -76,43 +83,100 @@ def losses(workdir):
   return [r["train/loss_nats"] for r in metrics.read(str(workdir)) if "train/loss_nats" in r]
 
 
-@pytest.fixture(scope="module")
-def alone(tiny_config, tmp_path_factory):
-  """The losses of one process with four devices."""
-  config, workdir = tiny_config(), tmp_path_factory.mktemp("alone")
+def train_alone(config, workdir, strategy):
+  """Runs, or goes on, in this process, which has four devices; returns what it said."""
   config["train"] |= {"total_steps": STEPS, "log_every_steps": 1}
-  config["train"] |= {"eval_every_steps": 0, "save_every_steps": 0}
+  config["train"] |= {"eval_every_steps": 0, "save_every_steps": SAVED}
   config["evals"]["names"] = ()
-  with contextlib.redirect_stdout(io.StringIO()):
+  config["parallel"] |= {"pmap": {}, "mesh": {"strategy": "mesh", "fsdp": 4}}[strategy]
+  with contextlib.redirect_stdout(io.StringIO()) as said:
     jobs.run("train", config, workdir=str(workdir), overrides={}, allow_config_change=False)
-  return losses(workdir)
+  return said.getvalue()
+
+
+@pytest.fixture(scope="module")
+def one(tiny_config, tmp_path_factory):
+  """strategy -> the folder of an undisturbed run of one process."""
+
+  @functools.cache
+  def run(strategy):
+    workdir = tmp_path_factory.mktemp("one")
+    train_alone(tiny_config(), workdir, strategy)
+    return workdir
+
+  return run
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+  """strategy -> the folder of an undisturbed run of two processes, and what each said."""
+
+  @functools.cache
+  def run(strategy):
+    workdir = tmp_path_factory.mktemp("two")
+    return workdir, finish(start(workdir, *STRATEGIES[strategy]))
+
+  return run
+
+
+def as_saved(workdir, copy):
+  """Copies a finished run as if it had ended when it had saved step SAVED."""
+  shutil.copytree(workdir, copy)
+  shutil.rmtree(copy / "checkpoints" / str(STEPS))
+  return copy
 
 
 @pytest.mark.parametrize(
-  "settings",
+  "strategy",
   [
-    pytest.param((), id="pmap", marks=pytest.mark.nightly),
-    pytest.param(
-      ("--config.parallel.strategy=mesh", "--config.parallel.fsdp=4"),
-      id="mesh",
-      marks=pytest.mark.slow,
-    ),
+    pytest.param("pmap", marks=pytest.mark.nightly),
+    pytest.param("mesh", marks=pytest.mark.slow),
   ],
 )
-def test_two_processes_equal_one(alone, tmp_path, settings):
-  first, second = finish(start(tmp_path, *settings))
-  assert losses(tmp_path) == pytest.approx(alone, abs=1e-5)
-  assert saved_steps(str(tmp_path)) == [STEPS]
+def test_two_processes_equal_one(one, two, strategy):
+  workdir, (first, second) = two(strategy)
+  assert losses(workdir) == pytest.approx(losses(one("pmap")), abs=1e-5)
+  assert saved_steps(str(workdir)) == [SAVED, STEPS]
   assert "Report: " in first
   # What is for the user comes from process 0 alone.
   assert not re.search(r"^(step |Report|Layers)", second, re.MULTILINE)
-  assert (tmp_path / "report.html").exists()
+  assert (workdir / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+  ("strategy", "before"),
+  [
+    pytest.param("mesh", "two", marks=pytest.mark.slow),
+    pytest.param("pmap", "two", marks=pytest.mark.nightly),
+    pytest.param("mesh", "one", marks=pytest.mark.nightly),
+    pytest.param("pmap", "one", marks=pytest.mark.nightly),
+  ],
+)
+def test_a_run_goes_on_with_the_same_losses_with_another_number_of_processes(
+  one, two, tiny_config, tmp_path, strategy, before
+):
+  workdir = tmp_path / "run"
+  if before == "two":
+    as_saved(two(strategy)[0], workdir)
+    said = train_alone(tiny_config(), workdir, strategy)
+  else:
+    as_saved(one(strategy), workdir)
+    said = finish(start(workdir, *STRATEGIES[strategy]))[0]
+  assert f"Resuming {workdir} at step {SAVED}." in said
+  # The log was cut off behind step SAVED, so the rest is of the steps taken now.
+  assert losses(workdir) == pytest.approx(losses(one("pmap")), abs=1e-5)
+  assert saved_steps(str(workdir)) == [SAVED, STEPS]
 
 
 @pytest.mark.nightly
-def test_the_one_that_is_left_stops_with_a_message(tmp_path):
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_one_that_is_left_stops_with_a_message(tmp_path, strategy):
   left, killed = start(
-    tmp_path, "--config.train.total_steps=100000", "--config.parallel.lost_process_seconds=30"
+    tmp_path,
+    "--config.train.total_steps=100000",
+    "--config.train.save_every_steps=0",
+    "--config.parallel.lost_process_seconds=30",
+    *STRATEGIES[strategy],
   )
   until(left, r"^step +2/")
   killed.send_signal(signal.SIGKILL)
@@ -123,9 +187,14 @@ def test_the_one_that_is_left_stops_with_a_message(tmp_path):
 
 
 @pytest.mark.nightly
-def test_a_signal_to_one_saves_the_same_step_on_both(tmp_path):
-  settings = ("--config.train.total_steps=100000",)
-  first, second = start(tmp_path, *settings)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_signal_to_one_saves_the_same_step_on_both(tmp_path, strategy):
+  first, second = start(
+    tmp_path,
+    "--config.train.total_steps=100000",
+    "--config.train.save_every_steps=0",
+    *STRATEGIES[strategy],
+  )
   until(first, r"^step +2/")
   second.send_signal(signal.SIGTERM)  # To that one alone.
   output = finish([first, second])[0]
@@ -137,6 +206,7 @@ def test_a_signal_to_one_saves_the_same_step_on_both(tmp_path):
 def test_a_signal_between_two_seeds_stops_the_second_and_the_same_command_goes_on(tmp_path):
   """The steps of the second run have the numbers of those that the first has taken."""
   settings = ("--seeds=1,2", "--config.evals.names=('held_out',)")
+  settings += ("--config.train.save_every_steps=0",)
   first, second = start(tmp_path, *settings)
   until(first, r"^Report: ")
   second.send_signal(signal.SIGTERM)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import contextlib
 import itertools
 import os
+import re
 import sys
 import traceback
 
@@ -23,6 +24,9 @@ MODES = ("auto", "on", "off")
 # Of all questions to `agreement`: with several runs in a process a step's number comes again.
 _questions = itertools.count(1)
 _NOTHING_FOUND = "coordinator_address should be defined"
+_NUMBERS_MISSING = ("Number of processes must be", "process id of the current process must be")
+# HOST:PORT; the brackets of an IPv6 host tell its colons from the port's.
+_ADDRESS = re.compile(r"(?:[\w.-]+|\[[\w.:%]+\]):(\d{1,5})", re.ASCII)
 
 
 def join(
@@ -37,7 +41,7 @@ def join(
 
   Args:
     mode: "on" joins or fails, "off" runs alone, "auto" joins where JAX finds a cluster (a TPU pod,
-      Slurm, Open MPI, Kubernetes, JAX_COORDINATOR_ADDRESS) or a coordinator is given.
+      Slurm, Open MPI, Kubernetes) or a coordinator is given.
     coordinator: Host and port of process 0; None asks the cluster. The same holds for the next two.
     num_processes: Processes of the run.
     process_id: Which of them this is, from 0.
@@ -59,11 +63,17 @@ def join(
   if named and len(named) < len(given):
     missing = [name for name in given if name not in named]
     raise UserError(f"{', '.join(missing)} missing; {', '.join(given)} are given together.")
+  if num_processes is not None and num_processes < 1:
+    raise UserError(f"--num_processes={num_processes} must be at least 1; it counts all of them.")
   if num_processes is not None and process_id is not None:
     if not 0 <= process_id < num_processes:
       raise UserError(f"--process_id={process_id} must lie in [0, {num_processes - 1}].")
-  if coordinator is not None and not coordinator.rpartition(":")[2].isdigit():
-    raise UserError(f"--coordinator={coordinator} must be HOST:PORT of process 0.")
+  if coordinator is not None and not _is_address(coordinator):
+    raise UserError(
+      f"--coordinator={coordinator} must be HOST:PORT of process 0, as in 10.0.0.1:1234 or "
+      "[fe80::1]:1234, with a port from 1 to 65535."
+    )
+  check_patience(lost_process_seconds)
   try:
     jax.distributed.initialize(
       coordinator,
@@ -72,6 +82,12 @@ def join(
       heartbeat_timeout_seconds=lost_process_seconds,
     )
   except ValueError as error:
+    if any(words in str(error) for words in _NUMBERS_MISSING):
+      raise UserError(
+        "JAX knows a coordinator here (JAX_COORDINATOR_ADDRESS), but not how many processes there "
+        "are and which this is; give --coordinator=HOST:PORT, --num_processes and --process_id, or "
+        "--distributed=off."
+      ) from error
     if _NOTHING_FOUND not in str(error):
       raise _not_joined(error) from error
     if mode == "on":
@@ -81,6 +97,21 @@ def join(
       ) from error
   except Exception as error:  # Each kind of cluster has its own.
     raise _not_joined(error) from error
+
+
+def check_patience(lost_process_seconds: int) -> None:
+  """Checks the config's value.
+
+  Raises:
+    UserError: It is below 1.
+  """
+  if lost_process_seconds < 1:
+    raise UserError(f"parallel.lost_process_seconds={lost_process_seconds} must be at least 1.")
+
+
+def _is_address(text: str) -> bool:
+  found = _ADDRESS.fullmatch(text)
+  return found is not None and 0 < int(found[1]) < 2**16
 
 
 def _not_joined(error: Exception) -> UserError:

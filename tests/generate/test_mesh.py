@@ -105,11 +105,13 @@ def four(subject, mesh):
   return mesh, placed, advance(subject, placed, mesh.laid)
 
 
+@pytest.mark.slow
 def test_logits_are_one_device_s(one, four):
   assert np.abs(four[2][0] - one[0]).max() < 1e-5
   assert np.ptp(one[0]) > 1
 
 
+@pytest.mark.slow
 def test_rows_and_heads_of_the_cache_are_split(four):
   mesh, _, (_, _, past) = four
   for store in jax.tree.leaves(past):
@@ -118,6 +120,7 @@ def test_rows_and_heads_of_the_cache_are_split(four):
     assert {shard.data.shape for shard in store.addressable_shards} == {part}
 
 
+@pytest.mark.slow
 def test_no_parameter_is_gathered_for_a_token(four):
   """Neither whole nor over one of its axes, in the program of a step."""
   mesh, placed, (_, program, _) = four

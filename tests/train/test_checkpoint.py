@@ -259,6 +259,7 @@ def run_python(code, *args, env=None):
   )
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_while_writing_leaves_the_last_good_checkpoint(directory):
   """A limit on the size of files stands for the full disk: writing fails half-way."""
   code = """
@@ -283,6 +284,7 @@ def test_a_disk_that_fills_while_writing_leaves_the_last_good_checkpoint(directo
     assert_equal(checkpoints.restore(abstract(width=128))[0], make_state(3, width=128))
 
 
+@pytest.mark.slow
 def test_four_devices_restore_what_one_saved_and_back(directory):
   save_all(directory, {3: None})
   code = """

@@ -10,7 +10,6 @@ take turns. Results: docs/performance.md.
 import argparse
 import os
 import tempfile
-import time
 
 import jax
 from jax.experimental.compilation_cache import compilation_cache
@@ -104,19 +103,15 @@ def main():
   print(f"the mask: {layers * best(seen, 50) / step_s:.2%} of the step for each further loop")
 
   def waiting():
-    started = time.perf_counter()
     for _ in range(4):
       step()
-    return time.perf_counter() - started
 
   def ahead():
-    started = time.perf_counter()
     for _ in range(4):
       step.state, metrics = step.compiled(step.state, step.batch)
     float(metrics["loss_nats"][0])
-    return time.perf_counter() - started
 
-  ratios = [waiting() / ahead() for _ in range(args.pairs)]
+  ratios = turns(ahead, waiting, args.pairs)
   print(f"waiting for the loss after each step: {spread(ratios)} of going ahead")
   other = "gather" if model["block"]["position_lookup"] == "one_hot" else "one_hot"
   rival = OurStep(changed(config, f"model.block.position_lookup={other}"), tokens_BT)

@@ -127,9 +127,7 @@ class Metrics:
     written = self._write_pending()
     if self._log is not None:
       self._log.flush()
-    with self._boarding() as board:
-      if board is not None:
-        board.flush()
+    self._on_board(lambda board: board.flush())
     return written
 
   @contextlib.contextmanager
@@ -152,9 +150,7 @@ class Metrics:
     finally:
       if self._log is not None:
         self._log.close()
-      with self._boarding() as board:
-        if board is not None:
-          board.close()
+      self._on_board(lambda board: board.close())
 
   def _write_pending(self) -> dict[str, float] | None:
     if self._pending is None:
@@ -177,16 +173,15 @@ class Metrics:
   def _put(self, step: int, values: Mapping[str, float]) -> None:
     if self._log is not None:
       self._log.put({"step": step} | {k: _encode(v) for k, v in values.items()})
-    with self._boarding() as board:
-      if board is not None:
-        for name, value in values.items():
-          board.add_scalar(name, value, step)
+    for name, value in values.items():
+      self._on_board(lambda board, name=name, value=value: board.add_scalar(name, value, step))
 
-  @contextlib.contextmanager
-  def _boarding(self) -> Iterator[Any]:
-    """TensorBoard's writer. Where it cannot write, the run goes on without it and says so."""
+  def _on_board(self, write: Callable[[Any], object]) -> None:
+    """Writes to TensorBoard, if there is one. One that cannot write is left, and this is said."""
+    if self._board is None:
+      return
     try:
-      yield self._board
+      write(self._board)
     except OSError as error:
       self._board = None
       self._progress(

@@ -22,10 +22,9 @@ from looped_lm.train.checkpoint import saved_steps
 
 CONFIG = pathlib.Path(__file__).parents[2] / "configs" / "looped_gpt_bert.py"
 STEPS, SAVED = 8, 5
-STRATEGIES = {
-  "pmap": (),
-  "mesh": ("--config.parallel.strategy=mesh", "--config.parallel.fsdp=4"),
-}
+STRATEGIES = {"pmap": {"strategy": "pmap"}, "mesh": {"strategy": "mesh", "fsdp": 4}}
+# Until it is stopped.
+ENDLESS = ("--config.train.total_steps=100000", "--config.train.save_every_steps=0")
 DEVICES = "--xla_force_host_platform_device_count"
 
 
@@ -34,8 +33,8 @@ def start(workdir, *settings):
   with socket.socket() as free:
     free.bind(("127.0.0.1", 0))
     port = free.getsockname()[1]
-  flags = re.sub(rf"{DEVICES}=\d+", f"{DEVICES}=2", os.environ["XLA_FLAGS"])
-  environment = os.environ | {"XLA_FLAGS": flags}
+  two_devices = re.sub(rf"{DEVICES}=\d+", f"{DEVICES}=2", os.environ["XLA_FLAGS"])
+  environment = os.environ | {"XLA_FLAGS": two_devices}
   return [
     subprocess.Popen(
       [
@@ -70,6 +69,11 @@ def finish(processes):
   return outputs
 
 
+def flags(strategy):
+  """What gives the program a strategy."""
+  return [f"--config.parallel.{name}={value}" for name, value in STRATEGIES[strategy].items()]
+
+
 def until(process, pattern):
   said = []
   for line in process.stdout:
@@ -88,7 +92,7 @@ def train_alone(config, workdir, strategy):
   config["train"] |= {"total_steps": STEPS, "log_every_steps": 1}
   config["train"] |= {"eval_every_steps": 0, "save_every_steps": SAVED}
   config["evals"]["names"] = ()
-  config["parallel"] |= {"pmap": {}, "mesh": {"strategy": "mesh", "fsdp": 4}}[strategy]
+  config["parallel"] |= STRATEGIES[strategy]
   with contextlib.redirect_stdout(io.StringIO()) as said:
     jobs.run("train", config, workdir=str(workdir), overrides={}, allow_config_change=False)
   return said.getvalue()
@@ -114,7 +118,7 @@ def two(tmp_path_factory):
   @functools.cache
   def run(strategy):
     workdir = tmp_path_factory.mktemp("two")
-    return workdir, finish(start(workdir, *STRATEGIES[strategy]))
+    return workdir, finish(start(workdir, *flags(strategy)))
 
   return run
 
@@ -161,7 +165,7 @@ def test_a_run_goes_on_with_the_same_losses_with_another_number_of_processes(
     said = train_alone(tiny_config(), workdir, strategy)
   else:
     as_saved(one(strategy), workdir)
-    said = finish(start(workdir, *STRATEGIES[strategy]))[0]
+    said = finish(start(workdir, *flags(strategy)))[0]
   assert f"Resuming {workdir} at step {SAVED}." in said
   # The log was cut off behind step SAVED, so the rest is of the steps taken now.
   assert losses(workdir) == pytest.approx(losses(one("pmap")), abs=1e-5)
@@ -171,13 +175,8 @@ def test_a_run_goes_on_with_the_same_losses_with_another_number_of_processes(
 @pytest.mark.nightly
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_one_that_is_left_stops_with_a_message(tmp_path, strategy):
-  left, killed = start(
-    tmp_path,
-    "--config.train.total_steps=100000",
-    "--config.train.save_every_steps=0",
-    "--config.parallel.lost_process_seconds=30",
-    *STRATEGIES[strategy],
-  )
+  patience = "--config.parallel.lost_process_seconds=30"
+  left, killed = start(tmp_path, *ENDLESS, patience, *flags(strategy))
   until(left, r"^step +2/")
   killed.send_signal(signal.SIGKILL)
   output = left.communicate(timeout=180)[0]
@@ -189,12 +188,7 @@ def test_the_one_that_is_left_stops_with_a_message(tmp_path, strategy):
 @pytest.mark.nightly
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_signal_to_one_saves_the_same_step_on_both(tmp_path, strategy):
-  first, second = start(
-    tmp_path,
-    "--config.train.total_steps=100000",
-    "--config.train.save_every_steps=0",
-    *STRATEGIES[strategy],
-  )
+  first, second = start(tmp_path, *ENDLESS, *flags(strategy))
   until(first, r"^step +2/")
   second.send_signal(signal.SIGTERM)  # To that one alone.
   output = finish([first, second])[0]

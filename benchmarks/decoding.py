@@ -56,7 +56,7 @@ def quality(model, params, tokens_BT, num_loops):
       logits = model.readout(params, decoded.hidden_BTD[:, -1:], jnp.arange(batch))[:, 0]
       return jax.nn.log_softmax(logits), past
 
-    past = model.make_cache(batch, length, decoding)
+    past = model.make_cache(params, batch, length, decoding)
     size = cache.num_bytes(past) // batch
     _, past = read(params, past, tokens_BT[:, :PROMPT], jnp.int32(0))
     found = []
@@ -96,7 +96,7 @@ def speed(model, params, length, rounds, num_loops):
     hidden_BTD = model.encode(params, inputs, num_loops=num_loops).hidden_BTD
     return model.readout(params, hidden_BTD[:, -1:], row_B)[:, 0].argmax(-1)
 
-  past = model.make_cache(1, length, decoding)
+  past = model.make_cache(params, 1, length, decoding)
   last = jnp.int32(length - 1)
   token, past = cached(params, past, last)
   jax.block_until_ready((token, again(params)))

@@ -221,7 +221,8 @@ class Model:
       last product, and what that is taken with. Dropout is drawn here, by row.
     project: (x, weights) -> logits of positions in any arrangement; `readout` is both in turn.
     draw_loops: (row_B, key, progress=1.0) -> loops_B, as `encode` draws them with the same key.
-    make_cache: (batch, capacity, decoding) -> an empty cache for `decode`.
+    make_cache: (params, batch, capacity, decoding) -> an empty cache for `decode` with the same
+      parameters.
     decode: (params, cache, continuation, decoding) -> (Decoded, cache); `decoding` is a
       `nn.decode.Decoding`.
     max_length: The longest text in tokens, `<s>` included; None where positions set no limit.

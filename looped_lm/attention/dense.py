@@ -60,11 +60,21 @@ class Attention:
       scale: Factor on the scores.
       dropout: Applied to the probabilities; whoever draws attention maps sees them there.
     """
-    score_BNTS = jnp.einsum(
-      "BTNH,BSNH->BNTS", q_BTNH, k_BSNH, preferred_element_type=accumulator(q_BTNH)
-    )
+    dtype = accumulator(q_BTNH)
+    # XLA:CPU turns what is summed over on the left to the end and on the right to the front; of one
+    # query's products the keys and values would be turned whole.
+    one_query = q_BTNH.shape[1] == 1
+    if one_query:
+      score_BNS = jnp.einsum("BSNH,BNH->BNS", k_BSNH, q_BTNH[:, 0], preferred_element_type=dtype)
+      score_BNTS = score_BNS[:, :, None]
+    else:
+      score_BNTS = jnp.einsum("BTNH,BSNH->BNTS", q_BTNH, k_BSNH, preferred_element_type=dtype)
     if bias_BNTS is not None:
       score_BNTS = score_BNTS + bias_BNTS
     p_BNTS = dropout(visible_softmax(score_BNTS * scale, see_BTS[:, None]))
-    c_BTNH = jnp.einsum("BNTS,BSNH->BTNH", p_BNTS.astype(v_BSNH.dtype), v_BSNH)
+    p_BNTS = p_BNTS.astype(v_BSNH.dtype)
+    if one_query:
+      c_BTNH = jnp.einsum("BNS,BSNH->BNH", p_BNTS[:, :, 0], v_BSNH)[:, None]
+    else:
+      c_BTNH = jnp.einsum("BNTS,BSNH->BTNH", p_BNTS, v_BSNH)
     return checkpoint_name(c_BTNH, loops.ATTENTION)

@@ -20,7 +20,7 @@ import numpy as np
 
 from looped_lm.errors import UserError
 from looped_lm.nn import dropout, watch
-from looped_lm.nn.cache import Memory
+from looped_lm.nn.cache import Kept, Memory
 from looped_lm.nn.context import Context
 from looped_lm.nn.linear import Linear, truncated_normal
 from looped_lm.nn.mixing import DepthWeightedAverage, History
@@ -32,6 +32,7 @@ from looped_lm.nn.positions import (
   bucket_rows,
   bucket_table,
   disentangled_bias,
+  one_query_bias,
 )
 from looped_lm.nn.precision import widen
 
@@ -111,11 +112,23 @@ class Block(nn.Module):
       compute_dtype=dtype,
     )
     self.memory = Memory()
+    self.kept = Kept()
     self.mix_attention = DepthWeightedAverage()
     self.mix_mlp = DepthWeightedAverage()
 
   def invariants(self, context: Context) -> PositionKeys:
-    """The loop-invariant part: the position vectors through this layer's projection."""
+    """The loop-invariant part: the position vectors through this layer's projection.
+
+    Of a single token that is read after others they are those of each key, by head and place.
+    """
+    keys = self.kept(context.chunk, lambda: self._projected(context))
+    if not _is_one_query(context):
+      return keys
+    bucket_S = self._bucket_table(1, context)[0]
+    position_q_SNH, position_k_SNH = (position_PNH[bucket_S] for position_PNH in keys)
+    return position_q_SNH.swapaxes(0, 1), position_k_SNH.swapaxes(0, 1)
+
+  def _projected(self, context: Context) -> PositionKeys:
     position_PD = dropout.step_dropout(
       context.shared,
       self.attention_dropout_rate,
@@ -150,17 +163,19 @@ class Block(nn.Module):
     q_BTD, k_BTD = jnp.split(self.qk(u_BTD), 2, axis=-1)
     v_BTD, gate_BTD = jnp.split(self.vg(u_BTD), 2, axis=-1)
     k_BSNH, v_BSNH = self.memory(context.chunk, self._heads(k_BTD), self._heads(v_BTD))
-    bucket_TS = self._bucket_table(x_BTD.shape[1], context)
     q_BTD, gate_BTD, see_BTS = context.picked((q_BTD, gate_BTD, context.see_BTS))
     q_BTNH = self._heads(q_BTD)
-    bias_BNTS = disentangled_bias(
-      q_BTNH,
-      k_BSNH,
-      *position_keys,
-      bucket_TS,
-      lookup=self.position_lookup,
-      read_BT=context.read_BK,
-    )
+    if _is_one_query(context):
+      bias_BNTS = one_query_bias(q_BTNH, k_BSNH, *position_keys)
+    else:
+      bias_BNTS = disentangled_bias(
+        q_BTNH,
+        k_BSNH,
+        *position_keys,
+        self._bucket_table(x_BTD.shape[1], context),
+        lookup=self.position_lookup,
+        read_BT=context.read_BK,
+      )
 
     def drop(array: jax.Array, place: int) -> jax.Array:
       site = dropout.layer_site(self.layer_index, place)
@@ -196,6 +211,10 @@ class Block(nn.Module):
 
   def _heads(self, x: Float[Array, "... D"]) -> Float[Array, "... N H"]:
     return x.reshape(*x.shape[:-1], self.num_heads, self.embed_dim // self.num_heads)
+
+
+def _is_one_query(context: Context) -> bool:
+  return context.chunk is not None and context.tokens_BT.shape[1] == 1
 
 
 def check(settings: Mapping[str, Any], *, embed_dim: int) -> None:

@@ -129,7 +129,7 @@ class Generator:
       real_BS[row, : width - len(own)] = False
       seen_BV[row, own] = True
     rows = [_Row(self.tokenizer, own[1:], self.stop, self.max_new_tokens) for own in ids]
-    past = _empty_cache(self.model, len(ids), capacity, self.decoding, self.lay)
+    past = _empty_cache(self.model, len(ids), capacity, self.decoding, self.lay, self.params)
     cache_bytes = cache.num_bytes(past)
     stream = self._tokens(tokens_BT, real_BS, seen_BV, past, first_index)
     started = time.perf_counter()
@@ -193,13 +193,18 @@ class Generator:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
-def _empty_cache(model: Model, batch: int, capacity: int, decoding: Decoding, lay: Lay) -> Any:
+def _empty_cache(
+  model: Model, batch: int, capacity: int, decoding: Decoding, lay: Lay, params: Params
+) -> Any:
   """Made where it will lie: no device holds more than its part."""
-  return _laid_cache(model.make_cache(batch, capacity, decoding), lay)
+  return _laid_cache(model.make_cache(params, batch, capacity, decoding), lay)
 
 
 def _laid_cache(past: Any, lay: Lay) -> Any:
-  return lay(past, None, "rows", None, "heads", None)
+  return {
+    cache.COLLECTION: lay(past[cache.COLLECTION], None, "rows", "heads", None, None),
+    cache.FIXED: lay(past[cache.FIXED], None, "heads", None),
+  }
 
 
 def _next_logits(

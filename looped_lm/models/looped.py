@@ -238,7 +238,7 @@ def _as_functions(
   def project(x, weights):
     return apply("project", {}, x, weights)
 
-  def make_cache(batch: int, capacity: int, decoding: Decoding) -> Any:
+  def make_cache(params: Params, batch: int, capacity: int, decoding: Decoding) -> Any:
     chunk = Continuation(
       tokens_BT=jnp.zeros((batch, 1), jnp.int32),
       start=jnp.int32(0),
@@ -247,16 +247,19 @@ def _as_functions(
     variables = jax.eval_shape(
       lambda key: module.init(key, chunk, decoding, method="decode"), jax.random.key(0)
     )
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), variables[cache.COLLECTION])
+    empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), variables[cache.COLLECTION])
+    _, made = module.apply({"params": params}, chunk, method="fix", mutable=[cache.FIXED])
+    return {cache.COLLECTION: empty, cache.FIXED: made.get(cache.FIXED, {})}
 
   def decode(
     params: Params, past: Any, chunk: Continuation, decoding: Decoding
   ) -> tuple[Decoded, Any]:
-    variables = {"params": params, cache.COLLECTION: past}
+    variables = {"params": params, **past}
     decoded, changed = module.apply(
       variables, chunk, decoding, method="decode", mutable=[cache.COLLECTION]
     )
-    return decoded, _settled(changed[cache.COLLECTION], chunk, decoding, decoded.executed_loops)
+    stored = _settled(changed[cache.COLLECTION], chunk, decoding, decoded.executed_loops)
+    return decoded, past | {cache.COLLECTION: stored}
 
   return Model(
     init=init,
@@ -278,7 +281,7 @@ def _as_functions(
   )
 
 
-def _settled(past: Any, chunk: Continuation, decoding: Decoding, executed: Int[Array, ""]) -> Any:
+def _settled(stored: Any, chunk: Continuation, decoding: Decoding, executed: Int[Array, ""]) -> Any:
   """Gives a chunk's tokens keys and values for the loops that nobody ran."""
   parts = {}
   if decoding.settles:
@@ -286,10 +289,10 @@ def _settled(past: Any, chunk: Continuation, decoding: Decoding, executed: Int[A
   if decoding.halting.looks_at == "prediction":
     parts["coda"] = executed
   length = chunk.tokens_BT.shape[1]
-  return past | {
-    name: cache.settle(past[name], chunk.start, length, last)
+  return stored | {
+    name: cache.settle(stored[name], chunk.start, length, last)
     for name, last in parts.items()
-    if name in past
+    if name in stored
   }
 
 

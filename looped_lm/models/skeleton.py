@@ -208,6 +208,12 @@ class LoopedLM(nn.Module):
       hidden_BTD=self._finish(h_BTD, at_end), loops_BT=loops_BT, executed_loops=executed
     )
 
+  def fix(self, chunk: Continuation) -> None:
+    """Makes what the layers keep for all chunks."""
+    context = self._chunk_context(chunk)
+    for stack in (self.prelude, self.core, self.coda):
+      stack.invariants(context)
+
   def predict(self, h_BTD: Any, context: Context) -> Float[Array, "B T V"]:
     """Logits of a recurrent state."""
     return self.reader(self._finish(h_BTD, context), self.embedder.table(), None)

@@ -14,6 +14,7 @@ Only "full" is exact. The others save memory, and lose little where training dre
 Within the chunk that is being read, keys and values are always those of the running loop.
 """
 
+from collections.abc import Callable
 import dataclasses
 from typing import Any
 
@@ -27,8 +28,9 @@ import numpy as np
 from looped_lm.errors import UserError
 
 POLICIES = ("full", "last", "every", "mean")
-# The Flax collection.
+# The Flax collections: keys and values, and what depends on the parameters alone.
 COLLECTION = "cache"
+FIXED = "fixed"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -116,51 +118,65 @@ class Memory(nn.Module):
   def _extend(
     self, name: str, chunk: Chunk, new_BTKH: Float[Array, "B T K H"]
   ) -> Float[Array, "B S K H"]:
-    batch, length, heads, head_dim = new_BTKH.shape
-    shape = (chunk.num_slots, batch, chunk.capacity, heads, head_dim)
-    store = self.variable(COLLECTION, name, jnp.zeros, shape, new_BTKH.dtype)
+    # Kept by head, as the products take them: turning them there would copy all that was read.
+    new_BKTH = new_BTKH.swapaxes(1, 2)
+    batch, heads, length, head_dim = new_BKTH.shape
+    shape = (chunk.num_slots, batch, heads, chunk.capacity, head_dim)
+    store = self.variable(COLLECTION, name, jnp.zeros, shape, new_BKTH.dtype)
 
     def place(slot: jax.Array) -> tuple[Any, ...]:
-      return (slot, 0, chunk.start, 0, 0)
+      return (slot, 0, 0, chunk.start, 0)
 
     if chunk.writes_BT is None and chunk.runs is None:
       # Nothing is read before it is written, which spares XLA a copy of the whole cache.
-      store.value = jax.lax.dynamic_update_slice(store.value, new_BTKH[None], place(chunk.slot))
-      return jax.lax.dynamic_index_in_dim(store.value, chunk.slot, keepdims=False)
-    size = (1, batch, length, heads, head_dim)
-    old_BTKH = jax.lax.dynamic_slice(store.value, place(chunk.previous_slot), size)[0]
-    writes = True if chunk.writes_BT is None else chunk.writes_BT[:, :, None, None]
-    now_BTKH = kept_BTKH = jnp.where(writes, new_BTKH, old_BTKH)
+      store.value = jax.lax.dynamic_update_slice(store.value, new_BKTH[None], place(chunk.slot))
+      all_BKSH = jax.lax.dynamic_index_in_dim(store.value, chunk.slot, keepdims=False)
+      return all_BKSH.swapaxes(1, 2)
+    size = (1, batch, heads, length, head_dim)
+    old_BKTH = jax.lax.dynamic_slice(store.value, place(chunk.previous_slot), size)[0]
+    writes = True if chunk.writes_BT is None else chunk.writes_BT[:, None, :, None]
+    now_BKTH = kept_BKTH = jnp.where(writes, new_BKTH, old_BKTH)
     if chunk.runs is not None:
       # Of a mean, what is kept is not what this loop reads of the chunk itself.
-      mean_BTKH = old_BTKH + (new_BTKH - old_BTKH) / (chunk.runs + 1).astype(new_BTKH.dtype)
-      kept_BTKH = jnp.where(writes & (chunk.runs > 0), mean_BTKH, now_BTKH)
-    store.value = jax.lax.dynamic_update_slice(store.value, kept_BTKH[None], place(chunk.slot))
-    all_BSKH = jax.lax.dynamic_index_in_dim(store.value, chunk.slot, keepdims=False)
-    return jax.lax.dynamic_update_slice(all_BSKH, now_BTKH, (0, chunk.start, 0, 0))
+      mean_BKTH = old_BKTH + (new_BKTH - old_BKTH) / (chunk.runs + 1).astype(new_BKTH.dtype)
+      kept_BKTH = jnp.where(writes & (chunk.runs > 0), mean_BKTH, now_BKTH)
+    store.value = jax.lax.dynamic_update_slice(store.value, kept_BKTH[None], place(chunk.slot))
+    all_BKSH = jax.lax.dynamic_index_in_dim(store.value, chunk.slot, keepdims=False)
+    all_BKSH = jax.lax.dynamic_update_slice(all_BKSH, now_BKTH, (0, 0, chunk.start, 0))
+    return all_BKSH.swapaxes(1, 2)
+
+
+class Kept(nn.Module):
+  """A layer's part of `FIXED`: made with the cache and read with every chunk."""
+
+  @nn.compact
+  def __call__(self, chunk: Chunk | None, make: Callable[[], Any]) -> Any:
+    """What `make` gives: now, without a cache, or when the cache was made."""
+    return make() if chunk is None else self.variable(FIXED, "value", make).value
 
 
 def settle(cache: Any, chunk_start: Int[Array, ""], length: int, last_slot: Int[Array, ""]) -> Any:
   """Copies a chunk's entries in one slot to all slots behind it.
 
   Args:
-    cache: Of some layers; every leaf is [slots, B, S, K, H].
+    cache: Of some layers; every leaf is [slots, B, K, S, H].
     chunk_start: Place of the chunk's first token.
     length: T.
     last_slot: The last slot that was written.
   """
 
   def leaf(store: jax.Array) -> jax.Array:
-    slots, batch, _, heads, head_dim = store.shape
-    size = (slots, batch, length, heads, head_dim)
-    part = jax.lax.dynamic_slice(store, (0, 0, chunk_start, 0, 0), size)
+    slots, batch, heads, _, head_dim = store.shape
+    size = (slots, batch, heads, length, head_dim)
+    part = jax.lax.dynamic_slice(store, (0, 0, 0, chunk_start, 0), size)
     behind = (jnp.arange(slots) > last_slot).reshape(-1, 1, 1, 1, 1)
     part = jnp.where(behind, jax.lax.dynamic_index_in_dim(part, last_slot), part)
-    return jax.lax.dynamic_update_slice(store, part, (0, 0, chunk_start, 0, 0))
+    return jax.lax.dynamic_update_slice(store, part, (0, 0, 0, chunk_start, 0))
 
   return jax.tree.map(leaf, cache)
 
 
-def num_bytes(cache: Any) -> int:
-  """What a cache, or its shapes, takes."""
-  return sum(int(np.prod(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(cache))
+def num_bytes(past: Any) -> int:
+  """What the keys and values of a cache, or its shapes, take."""
+  stored = jax.tree.leaves(past[COLLECTION])
+  return sum(int(np.prod(x.shape)) * x.dtype.itemsize for x in stored)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from looped_lm.errors import UserError
-from looped_lm.nn.cache import COLLECTION, Chunk, Policy
+from looped_lm.nn.cache import COLLECTION, FIXED, Chunk, Policy
 from looped_lm.nn.context import Context
 from looped_lm.nn.halting import Halting
 
@@ -170,7 +170,12 @@ def decode_loops(
     progress = body(model, progress)
   else:
     progress = nn.while_loop(
-      unfinished, body, model, progress, carry_variables=COLLECTION, broadcast_variables="params"
+      unfinished,
+      body,
+      model,
+      progress,
+      carry_variables=COLLECTION,
+      broadcast_variables=["params", FIXED],
     )
   return progress.h_BTD, progress.loops_BT, progress.loop
 

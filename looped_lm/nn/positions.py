@@ -123,12 +123,6 @@ def disentangled_bias(
     position_q_PNH, position_k_PNH = position_q_PNH[met], position_k_PNH[met]
     bucket_TS = bucket_TS - bucket_TS.min()
   content_BNTP = jnp.einsum("BTNH,PNH->BNTP", q_BTNH, position_k_PNH, preferred_element_type=dtype)
-  if q_BTNH.shape[1] == 1 and read_BT is None:
-    # One query meets every key in one bucket: no need of the keys' products with all the others.
-    to_key_BNTS = jnp.take(content_BNTP, bucket_TS[0], axis=-1)
-    position_q_SNH = position_q_PNH[bucket_TS[0]]
-    to_query_BNS = jnp.einsum("BSNH,SNH->BNS", k_BSNH, position_q_SNH, preferred_element_type=dtype)
-    return to_key_BNTS + to_query_BNS[:, :, None]
   content_BNSP = jnp.einsum("BSNH,PNH->BNSP", k_BSNH, position_q_PNH, preferred_element_type=dtype)
   if lookup == "gather" or read_BT is not None:
     bucket_BTS = bucket_TS[None] if read_BT is None else jnp.asarray(bucket_TS)[read_BT]
@@ -142,3 +136,26 @@ def disentangled_bias(
   ) + jnp.einsum(
     "BNSP,TSP->BNTS", content_BNSP.astype(q_BTNH.dtype), one_hot_TSP, preferred_element_type=dtype
   )
+
+
+def one_query_bias(
+  q_B1NH: Float[Array, "B 1 N H"],
+  k_BSNH: Float[Array, "B S N H"],
+  position_q_NSH: Float[Array, "N S H"],
+  position_k_NSH: Float[Array, "N S H"],
+) -> Float[Array, "B N 1 S"]:
+  """`disentangled_bias` of one query, which meets every key in one bucket.
+
+  Args:
+    q_B1NH: The query.
+    k_BSNH: Keys.
+    position_q_NSH: The vector of each key's bucket through the layer's query projection.
+    position_k_NSH: The same through its key projection.
+  """
+  dtype = jnp.promote_types(q_B1NH.dtype, jnp.float32)
+  q_BNH = q_B1NH[:, 0]
+  to_key_BNS = jnp.einsum("NSH,BNH->BNS", position_k_NSH, q_BNH, preferred_element_type=dtype)
+  product_BNSH = k_BSNH.swapaxes(1, 2).astype(dtype) * position_q_NSH.astype(dtype)
+  # The sum over H: XLA:CPU is several times faster at a product with ones than at a reduction.
+  to_query_BNS = product_BNSH @ jnp.ones(product_BNSH.shape[-1:], dtype)
+  return (to_key_BNS + to_query_BNS)[:, :, None]

@@ -83,7 +83,7 @@ def test_rows_that_do_not_divide_give_the_same_text(subject, alone):
 def advance(subject, params, lay):
   """The step's logits, of two chunks in turn, and the cache after them."""
   step = jax.jit(functools.partial(continuation._next_logits, subject["model"], DECODING, lay))
-  past = continuation._empty_cache(subject["model"], 4, 12, DECODING, lay)
+  past = continuation._empty_cache(subject["model"], 4, 12, DECODING, lay, params)
   real_BS = np.arange(12) >= np.arange(4)[:, None]
   found = []
   for start, length in ((0, 8), (8, 1)):
@@ -114,10 +114,14 @@ def test_logits_are_one_device_s(one, four):
 @pytest.mark.slow
 def test_rows_and_heads_of_the_cache_are_split(four):
   mesh, _, (_, _, past) = four
-  for store in jax.tree.leaves(past):
-    slots, rows, capacity, heads, head_dim = store.shape
-    part = (slots, rows // mesh.data, capacity, heads // mesh.tensor, head_dim)
+  for store in jax.tree.leaves(past["cache"]):
+    slots, rows, heads, capacity, head_dim = store.shape
+    part = (slots, rows // mesh.data, heads // mesh.tensor, capacity, head_dim)
     assert {shard.data.shape for shard in store.addressable_shards} == {part}
+  for kept in jax.tree.leaves(past["fixed"]):
+    buckets, heads, head_dim = kept.shape
+    part = (buckets, heads // mesh.tensor, head_dim)
+    assert {shard.data.shape for shard in kept.addressable_shards} == {part}
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ def at_once(model, params, tokens_BT, num_loops):
 def in_parts(model, params, lengths, decoding, *, tokens_BT=TOKENS, real_BT=REAL, capacity=12):
   """Hidden vectors and loops from chunks of some lengths."""
   batch = len(tokens_BT)
-  cache = model.make_cache(batch, capacity, decoding)
+  cache = model.make_cache(params, batch, capacity, decoding)
   step = jax.jit(lambda params, cache, chunk: model.decode(params, cache, chunk, decoding))
   hidden, loops, start = [], [], 0
   for length in lengths:
@@ -119,8 +119,8 @@ def test_a_halted_token_s_later_keys_come_from_its_last_state(build):
   def keys(halting):
     decoding = Decoding(num_loops=12, halting=halting)
     read = jax.jit(lambda params, cache: model.decode(params, cache, token, decoding))
-    decoded, cache = read(params, model.make_cache(1, 1, decoding))
-    return int(decoded.loops_BT[0, 0]), jax.tree.map(np.asarray, cache["core"])
+    decoded, cache = read(params, model.make_cache(params, 1, 1, decoding))
+    return int(decoded.loops_BT[0, 0]), jax.tree.map(np.asarray, cache["cache"]["core"])
 
   took, halted = keys(HALTINGS[0][1])
   _, free = keys(Halting())
@@ -142,8 +142,8 @@ def test_policies_share_slots_and_are_not_the_full_one(build):
     (Policy(name="mean"), 1),
   ]:
     decoding = Decoding(num_loops=4, policy=policy)
-    shapes = jax.eval_shape(lambda: model.make_cache(2, 12, decoding))  # noqa: B023
-    assert {leaf.shape[0] for leaf in jax.tree.leaves(shapes)} == {slots}
+    shapes = jax.eval_shape(lambda: model.make_cache(params, 2, 12, decoding))  # noqa: B023
+    assert {leaf.shape[0] for leaf in jax.tree.leaves(shapes["cache"])} == {slots}
     ours = in_parts(model, params, [6, 1, 1, 1, 1], decoding)[0]
     # The prompt is read at once, loop by loop, with every policy.
     np.testing.assert_allclose(ours[REAL][:6], theirs[REAL][:6], atol=1e-4)
@@ -174,10 +174,10 @@ def test_a_wrong_setting_is_named(make, message):
 
 
 @pytest.mark.slow
-def test_no_loop_copies_the_cache(build):
+def test_no_loop_copies_the_cache_or_turns_keys_or_values(build):
   model, params = build("gpt_bert")
   decoding = Decoding(num_loops=8)
-  cache = model.make_cache(1, 1024, decoding)
+  cache = model.make_cache(params, 1, 1024, decoding)
   chunk = Continuation(
     tokens_BT=jnp.full((1, 1), 20, jnp.int32),
     start=jnp.int32(5),
@@ -186,6 +186,10 @@ def test_no_loop_copies_the_cache(build):
   step = jax.jit(
     lambda params, cache: model.decode(params, cache, chunk, decoding), donate_argnums=1
   )
-  memory = step.lower(params, cache).compile().memory_analysis()
-  one_array = max(x.nbytes for x in jax.tree.leaves(cache))
-  assert memory.temp_size_in_bytes < one_array
+  program = step.lower(params, cache).compile()
+  arrays = jax.tree.leaves(cache["cache"])
+  assert program.memory_analysis().temp_size_in_bytes < max(x.nbytes for x in arrays)
+  _, _, heads, _, head_dim = arrays[0].shape
+  lines = program.as_text().splitlines()
+  assert any(f"[{heads},1024,{head_dim}]" in line for line in lines)
+  assert not [line for line in lines if f"= f32[{heads},{head_dim},1024]" in line]

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from looped_lm.nn.positions import bucket_rows, bucket_table, disentangled_bias
+from looped_lm.nn.positions import bucket_rows, bucket_table, disentangled_bias, one_query_bias
 
 
 def test_the_published_table():
@@ -35,6 +35,16 @@ def test_both_lookups_give_the_definition():
   for lookup in ("one_hot", "gather"):
     ours = jax.jit(disentangled_bias, static_argnames="lookup")(q, k, rq, rk, table, lookup=lookup)
     np.testing.assert_allclose(ours, expected, atol=1e-5)
+
+
+def test_one_query_s_terms_are_its_row_of_all():
+  rng = np.random.default_rng(0)
+  q, k = (jnp.asarray(rng.normal(size=(2, 12, 3, 4)), jnp.float32) for _ in range(2))
+  rq, rk = (jnp.asarray(rng.normal(size=(15, 3, 4)), jnp.float32) for _ in range(2))
+  table = bucket_table(12, num_buckets=8, max_distance=16)
+  every = disentangled_bias(q, k, rq, rk, table, lookup="gather")
+  by_place = (position[table[7]].swapaxes(0, 1) for position in (rq, rk))
+  np.testing.assert_allclose(one_query_bias(q[:, 7:8], k, *by_place), every[:, :, 7:8], atol=1e-5)
 
 
 def test_distances_beyond_the_longest_share_its_bucket_and_the_others_keep_theirs():

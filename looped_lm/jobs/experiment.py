@@ -1,8 +1,10 @@
 """What a config describes, checked and built."""
 
 from collections.abc import Callable, Iterator, Mapping
+import contextlib
 import dataclasses
 import functools
+import io
 import math
 from typing import Any, Literal
 
@@ -295,6 +297,13 @@ def say(text: str) -> None:
   """Prints in the process that speaks for all; the others are silent."""
   if hosts.is_first():
     print(text)
+
+
+def spoken_once() -> contextlib.AbstractContextManager[Any]:
+  """What is printed inside is printed by the process that speaks for all, as by `say`."""
+  if hosts.is_first():
+    return contextlib.nullcontext()
+  return contextlib.redirect_stdout(io.StringIO())
 
 
 def weights(state: State, config: Config) -> Params:

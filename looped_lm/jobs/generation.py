@@ -18,6 +18,7 @@ from looped_lm.jobs.experiment import (
   longest_distance,
   modes_of,
   picked,
+  spoken_once,
   stored_weights,
   workdir_tokenizer,
 )
@@ -71,11 +72,12 @@ def generate(config: Config, *, workdir: str, **_: Any) -> None:
   # Each device reads its part alone.
   abstract = strategy.like_saved(jax.eval_shape(model.init, jax.random.key(0)))
   params = checkpoint.restore_params(workdir, abstract, which=stored_weights(config))
-  if settings["task"] == "infill":
-    terminal.fill(infiller(settings, model, params, tokenizer, lay=strategy.laid), prompts)
-  else:
-    continued = generator(settings, model, params, tokenizer, lay=strategy.laid)
-    terminal.go_on(continued, prompts, batch_size=settings["batch_size"])
+  with spoken_once():
+    if settings["task"] == "infill":
+      terminal.fill(infiller(settings, model, params, tokenizer, lay=strategy.laid), prompts)
+    else:
+      continued = generator(settings, model, params, tokenizer, lay=strategy.laid)
+      terminal.go_on(continued, prompts, batch_size=settings["batch_size"])
 
 
 def generator(

@@ -20,7 +20,7 @@ from looped_lm import jobs
 pytestmark = pytest.mark.nightly
 
 SCRIPT = pathlib.Path(__file__).with_name("memory_of_a_run.py")
-STEPS, EVERY = 2000, 100
+STEPS, EVERY = 4000, 100
 BYTES_PER_STEP = 2000
 
 
@@ -38,7 +38,7 @@ def short(tiny_config, *, total_steps, every):
 
 
 def test_memory_does_not_grow(tmp_path):
-  """2,000 steps, 20 evaluations and 20 checkpoints; the first half is warm-up.
+  """2,000 steps, 20 evaluations and 20 checkpoints, after as many that warm up.
 
   Nearly all of what is left is what TensorStore keeps of every array it writes, and the bound is a
   little above it (docs/reliability.md).
@@ -48,7 +48,7 @@ def test_memory_does_not_grow(tmp_path):
     env=os.environ | {"MALLOC_ARENA_MAX": "1"},
     capture_output=True,
     text=True,
-    timeout=900,
+    timeout=1800,
   )
   assert process.returncode == 0, process.stdout + process.stderr
   seen = json.loads(process.stdout.splitlines()[-1])

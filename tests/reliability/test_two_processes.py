@@ -147,6 +147,18 @@ def test_two_processes_equal_one(one, two, strategy):
   assert (workdir / "report.html").exists()
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("strategy", ["pmap", "mesh"])
+def test_two_processes_generate_one_text_and_print_it_once(two, strategy):
+  workdir, _ = two(strategy)
+  texts = ["--mode=generate", "--prompt=The dog", "--config.generate.max_new_tokens=4"]
+  first, second = finish(start(workdir, *flags(strategy), *texts))
+  assert "The dog" in first
+  assert "loops per token" in first
+  assert "The dog" not in second
+  assert "loops per token" not in second
+
+
 @pytest.mark.parametrize(
   ("strategy", "before"),
   [

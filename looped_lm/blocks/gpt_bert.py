@@ -41,8 +41,9 @@ DWA_SCOPES = ("layer", "stack")
 HAS_RELATIVE_DISTANCES = True
 # Places of a layer where dropout draws.
 _POSITIONS, _PROBABILITIES, _ATTENTION_OUT, _MLP_OUT = range(4)
-# A layer's position vectors through its query and key projections.
-PositionKeys = tuple[Float[Array, "P N H"], Float[Array, "P N H"]]
+# A layer's position vectors through its query and key projections: of each bucket, [P, N, H]; or,
+# where a single token is read after others, of the bucket of each key, [N, S, H].
+PositionKeys = tuple[Float[Array, "..."], Float[Array, "..."]]
 
 
 class Shared(nn.Module):

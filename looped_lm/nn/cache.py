@@ -125,7 +125,9 @@ class Memory(nn.Module):
     store = self.variable(COLLECTION, name, jnp.zeros, shape, new_BKTH.dtype)
 
     def place(slot: jax.Array) -> tuple[Any, ...]:
-      return (slot, 0, 0, chunk.start, 0)
+      # All of one type, also where x64 makes literals wider.
+      zero = jnp.zeros_like(chunk.start)
+      return (slot.astype(zero.dtype), zero, zero, chunk.start, zero)
 
     if chunk.writes_BT is None and chunk.runs is None:
       # Nothing is read before it is written, which spares XLA a copy of the whole cache.
@@ -142,7 +144,7 @@ class Memory(nn.Module):
       kept_BKTH = jnp.where(writes & (chunk.runs > 0), mean_BKTH, now_BKTH)
     store.value = jax.lax.dynamic_update_slice(store.value, kept_BKTH[None], place(chunk.slot))
     all_BKSH = jax.lax.dynamic_index_in_dim(store.value, chunk.slot, keepdims=False)
-    all_BKSH = jax.lax.dynamic_update_slice(all_BKSH, now_BKTH, (0, 0, chunk.start, 0))
+    all_BKSH = jax.lax.dynamic_update_slice(all_BKSH, now_BKTH, place(chunk.slot)[1:])
     return all_BKSH.swapaxes(1, 2)
 
 
@@ -164,14 +166,16 @@ def settle(cache: Any, chunk_start: Int[Array, ""], length: int, last_slot: Int[
     length: T.
     last_slot: The last slot that was written.
   """
+  zero = jnp.zeros_like(chunk_start)
+  place = (zero, zero, zero, chunk_start, zero)
 
   def leaf(store: jax.Array) -> jax.Array:
     slots, batch, heads, _, head_dim = store.shape
     size = (slots, batch, heads, length, head_dim)
-    part = jax.lax.dynamic_slice(store, (0, 0, 0, chunk_start, 0), size)
+    part = jax.lax.dynamic_slice(store, place, size)
     behind = (jnp.arange(slots) > last_slot).reshape(-1, 1, 1, 1, 1)
     part = jnp.where(behind, jax.lax.dynamic_index_in_dim(part, last_slot), part)
-    return jax.lax.dynamic_update_slice(store, part, (0, 0, 0, chunk_start, 0))
+    return jax.lax.dynamic_update_slice(store, part, place)
 
   return jax.tree.map(leaf, cache)
 

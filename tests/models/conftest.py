@@ -12,6 +12,7 @@ from looped_lm.models import looped
 FORMS = {
   "exit_gate": ("looped_gpt_bert", {"exit_gate": True}),
   "gpt_bert": ("looped_gpt_bert", {}),
+  "gpt_bert_ends": ("looped_gpt_bert", {"prelude_layers": 1, "coda_layers": 1}),
   "gpt_bert_stack": ("gpt_bert", {"core_layers": 2}),
   "parcae": ("parcae", {}),
   "grt": ("grt", {}),

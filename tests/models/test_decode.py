@@ -63,6 +63,15 @@ def test_cached_decoding_is_the_full_forward(build, form):
     np.testing.assert_allclose(ours[row, pads:], theirs, atol=1e-5 * np.abs(theirs).max())
 
 
+@pytest.mark.slow
+def test_with_x64_it_is_in_float64(build, x64):
+  model, params = build("gpt_bert")
+  params = jax.tree.map(lambda x: x.astype(jnp.float64), params)
+  ours, _ = in_parts(model, params, [6, 1, 1, 1, 1], Decoding(num_loops=4))
+  theirs = at_once(model, params, TOKENS[:1], 4)[0]
+  np.testing.assert_allclose(ours[0], theirs, atol=1e-12 * np.abs(theirs).max())
+
+
 # Thresholds at which some tokens of each model halt early and others late.
 HALTINGS = [
   ("gpt_bert", Halting(name="state_change", threshold=0.08)),

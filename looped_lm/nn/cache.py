@@ -122,7 +122,8 @@ class Memory(nn.Module):
     new_BKTH = new_BTKH.swapaxes(1, 2)
     batch, heads, length, head_dim = new_BKTH.shape
     shape = (chunk.num_slots, batch, heads, chunk.capacity, head_dim)
-    store = self.variable(COLLECTION, name, jnp.zeros, shape, new_BKTH.dtype)
+    dtype = new_BKTH.dtype
+    store = self.variable(COLLECTION, name, jnp.zeros, shape, _as_bits(new_BKTH).dtype)
 
     def place(slot: jax.Array) -> tuple[Any, ...]:
       # All of one type, also where x64 makes literals wider.
@@ -131,21 +132,34 @@ class Memory(nn.Module):
 
     if chunk.writes_BT is None and chunk.runs is None:
       # Nothing is read before it is written, which spares XLA a copy of the whole cache.
-      store.value = jax.lax.dynamic_update_slice(store.value, new_BKTH[None], place(chunk.slot))
+      new_1BKTH = _as_bits(new_BKTH)[None]
+      store.value = jax.lax.dynamic_update_slice(store.value, new_1BKTH, place(chunk.slot))
       all_BKSH = jax.lax.dynamic_index_in_dim(store.value, chunk.slot, keepdims=False)
-      return all_BKSH.swapaxes(1, 2)
+      return _from_bits(all_BKSH, dtype).swapaxes(1, 2)
     size = (1, batch, heads, length, head_dim)
     old_BKTH = jax.lax.dynamic_slice(store.value, place(chunk.previous_slot), size)[0]
+    old_BKTH = _from_bits(old_BKTH, dtype)
     writes = True if chunk.writes_BT is None else chunk.writes_BT[:, None, :, None]
     now_BKTH = kept_BKTH = jnp.where(writes, new_BKTH, old_BKTH)
     if chunk.runs is not None:
       # Of a mean, what is kept is not what this loop reads of the chunk itself.
       mean_BKTH = old_BKTH + (new_BKTH - old_BKTH) / (chunk.runs + 1).astype(new_BKTH.dtype)
       kept_BKTH = jnp.where(writes & (chunk.runs > 0), mean_BKTH, now_BKTH)
-    store.value = jax.lax.dynamic_update_slice(store.value, kept_BKTH[None], place(chunk.slot))
+    kept_1BKTH = _as_bits(kept_BKTH)[None]
+    store.value = jax.lax.dynamic_update_slice(store.value, kept_1BKTH, place(chunk.slot))
     all_BKSH = jax.lax.dynamic_index_in_dim(store.value, chunk.slot, keepdims=False)
+    all_BKSH = _from_bits(all_BKSH, dtype)
     all_BKSH = jax.lax.dynamic_update_slice(all_BKSH, now_BKTH, place(chunk.slot)[1:])
     return all_BKSH.swapaxes(1, 2)
+
+
+def _as_bits(x: jax.Array) -> jax.Array:
+  """What is stored: 16-bit floats as whole numbers, because XLA:CPU would widen all of a store."""
+  return jax.lax.bitcast_convert_type(x, jnp.uint16) if x.dtype.itemsize == 2 else x
+
+
+def _from_bits(x: jax.Array, dtype: Any) -> jax.Array:
+  return jax.lax.bitcast_convert_type(x, dtype) if x.dtype == jnp.uint16 else x
 
 
 class Kept(nn.Module):

@@ -12,6 +12,7 @@ from looped_lm.models import looped
 FORMS = {
   "exit_gate": ("looped_gpt_bert", {"exit_gate": True}),
   "gpt_bert": ("looped_gpt_bert", {}),
+  "gpt_bert_bfloat16": ("looped_gpt_bert", {"compute_dtype": "bfloat16"}),
   "gpt_bert_ends": ("looped_gpt_bert", {"prelude_layers": 1, "coda_layers": 1}),
   "gpt_bert_stack": ("gpt_bert", {"core_layers": 2}),
   "parcae": ("parcae", {}),
@@ -26,7 +27,9 @@ FORMS = {
 }
 FAST = ("gpt_bert",)
 EVERY_FORM = [
-  name if name in FAST else pytest.param(name, marks=pytest.mark.nightly) for name in FORMS
+  name if name in FAST else pytest.param(name, marks=pytest.mark.nightly)
+  for name in FORMS
+  if name != "gpt_bert_bfloat16"  # Nothing is exact there; tests ask for it by name.
 ]
 
 

@@ -183,8 +183,9 @@ def test_a_wrong_setting_is_named(make, message):
 
 
 @pytest.mark.slow
-def test_no_loop_copies_the_cache_or_turns_keys_or_values(build):
-  model, params = build("gpt_bert")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_no_loop_copies_widens_or_turns_the_cache(build, dtype):
+  model, params = build("gpt_bert" if dtype == "float32" else "gpt_bert_bfloat16")
   decoding = Decoding(num_loops=8)
   cache = model.make_cache(params, 1, 1024, decoding)
   chunk = Continuation(
@@ -197,8 +198,12 @@ def test_no_loop_copies_the_cache_or_turns_keys_or_values(build):
   )
   program = step.lower(params, cache).compile()
   arrays = jax.tree.leaves(cache["cache"])
-  assert program.memory_analysis().temp_size_in_bytes < max(x.nbytes for x in arrays)
-  _, _, heads, _, head_dim = arrays[0].shape
+  slots, _, heads, _, head_dim = arrays[0].shape
   lines = program.as_text().splitlines()
   assert any(f"[{heads},1024,{head_dim}]" in line for line in lines)
-  assert not [line for line in lines if f"= f32[{heads},{head_dim},1024]" in line]
+  if dtype == "float32":
+    assert program.memory_analysis().temp_size_in_bytes < max(x.nbytes for x in arrays)
+    assert not [line for line in lines if f"= f32[{heads},{head_dim},1024]" in line]
+  else:
+    assert arrays[0].dtype.itemsize == 2
+    assert not [line for line in lines if f"f32[{slots},1,{heads},1024,{head_dim}]" in line]

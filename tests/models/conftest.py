@@ -44,7 +44,7 @@ def build(tiny_config):
   """(form) -> model and parameters, over a vocabulary of 60."""
 
   @functools.cache
-  def made(form):
+  def made(form, x64):
     name, changes, *argument = FORMS[form]
     settings = tiny_config(name, ",".join([*argument, "tiny"]))["model"] | changes
     model = looped.build(settings, vocab_size=60)
@@ -56,4 +56,5 @@ def build(tiny_config):
 
     return model, jax.tree_util.tree_map_with_path(stir, params)
 
-  return made
+  # What is made under x64 is wider, so it is no other test's.
+  return lambda form: made(form, jax.config.jax_enable_x64)

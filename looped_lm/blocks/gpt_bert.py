@@ -161,10 +161,16 @@ class Block(nn.Module):
     self, x_BTD: Float[Array, "B T D"], context: Context, position_keys: PositionKeys
   ) -> Float[Array, "B T D"]:
     u_BTD = layer_norm(x_BTD, self.norm_eps)
-    q_BTD, k_BTD = jnp.split(self.qk(u_BTD), 2, axis=-1)
-    v_BTD, gate_BTD = jnp.split(self.vg(u_BTD), 2, axis=-1)
+    read_BTD, see_BTS = context.picked((u_BTD, context.see_BTS))
+    if context.read_BK is None:
+      q_BTD, k_BTD = jnp.split(self.qk(u_BTD), 2, axis=-1)
+      v_BTD, gate_BTD = jnp.split(self.vg(u_BTD), 2, axis=-1)
+    else:
+      # Nobody asks for the queries and gates of the other positions.
+      first, second = slice(None, self.embed_dim), slice(self.embed_dim, None)
+      q_BTD, k_BTD = self.qk(read_BTD, first), self.qk(u_BTD, second)
+      v_BTD, gate_BTD = self.vg(u_BTD, first), self.vg(read_BTD, second)
     k_BSNH, v_BSNH = self.memory(context.chunk, self._heads(k_BTD), self._heads(v_BTD))
-    q_BTD, gate_BTD, see_BTS = context.picked((q_BTD, gate_BTD, context.see_BTS))
     q_BTNH = self._heads(q_BTD)
     if _is_one_query(context):
       bias_BNTS = one_query_bias(q_BTNH, k_BSNH, *position_keys)

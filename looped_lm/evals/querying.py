@@ -150,25 +150,45 @@ def _program(
   order = visibility.causal if causal else visibility.bidirectional
 
   def log_probs(params: Params, queries: Queries) -> Float[Array, "B G K L"]:
-    def of_batch(batch: Queries) -> Float[Array, "B K L"]:
-      shape = (*batch.read_BGK.shape, len(loops))
-      return jax.lax.cond(
-        batch.segments_BGT.any(),
-        lambda: _log_probs(model, order, loops, params, batch),
-        lambda: jnp.zeros(shape, jnp.float32),
-      )
+    rows, together, asked = queries.read_BGK.shape
+
+    def hidden_of(batch: Queries) -> Float[Array, "L B K D"]:
+      return _hidden(model, order, loops, params, batch)
+
+    def log_probs_of(batch: Queries) -> Float[Array, "B K L"]:
+      return _read_out(model, params, hidden_of(batch), batch.target_BGK, batch.row_BG)
 
     # Batch by batch; those of padding alone are not computed.
     by_batch = jax.tree.map(lambda x: x.swapaxes(0, 1), queries)
-    return jax.lax.map(of_batch, by_batch).swapaxes(0, 1)
+    if asked > 1:
+      return _each(log_probs_of, by_batch).swapaxes(0, 1)
+    # One position of each row is a small product, so all batches' are read out in one.
+    hidden_LBGD = jnp.moveaxis(_each(hidden_of, by_batch)[:, :, :, 0], 0, 2)
+    target_BG, row_B = queries.target_BGK[..., 0], queries.row_BG[:, 0]
+    nats_BGL = _read_out(model, params, hidden_LBGD, target_BG, row_B)
+    return nats_BGL.reshape(rows, together, asked, len(loops))
 
   return strategy.compile_rows(log_probs)
 
 
-def _log_probs(
+def _each(function: Callable[[Queries], jax.Array], by_batch: Queries) -> jax.Array:
+  """A function of each batch, one after the other; zeros for those of padding alone."""
+
+  def of_batch(batch: Queries) -> jax.Array:
+    like = jax.eval_shape(function, batch)
+    return jax.lax.cond(
+      batch.segments_BGT.any(),
+      lambda: function(batch),
+      lambda: jnp.zeros(like.shape, like.dtype),
+    )
+
+  return jax.lax.map(of_batch, by_batch)
+
+
+def _hidden(
   model: Model, order: Callable[..., Any], loops: tuple[int, ...], params: Params, batch: Queries
-) -> Float[Array, "B K L"]:
-  """Of one batch; its arrays have no axis G."""
+) -> Float[Array, "L B K D"]:
+  """What is read out of one batch, after each loop; the batch's arrays have no axis G."""
   inputs = Inputs(
     tokens_BT=batch.tokens_BGT,
     order_BT=order(batch.tokens_BGT),
@@ -176,22 +196,30 @@ def _log_probs(
     row_B=batch.row_BG,
   )
 
-  def read(hidden_BKD: jax.Array) -> jax.Array:
-    logits_BKV = model.readout(params, hidden_BKD, batch.row_BG)
-    nats_BKV = jax.nn.log_softmax(logits_BKV, axis=-1)
-    return jnp.take_along_axis(nats_BKV, batch.target_BGK[..., None], axis=-1)[..., 0]
-
   def picked(hidden_BTD: jax.Array) -> jax.Array:
     return jnp.take_along_axis(hidden_BTD, batch.read_BGK[..., None], axis=1)
 
   if len(loops) == 1:
     if batch.read_BGK.shape == batch.tokens_BGT.shape:
-      return read(picked(model.encode(params, inputs).hidden_BTD))[..., None]
-    return read(model.encode(params, inputs, read_BK=batch.read_BGK).hidden_BTD)[..., None]
+      return picked(model.encode(params, inputs).hidden_BTD)[None]
+    return model.encode(params, inputs, read_BK=batch.read_BGK).hidden_BTD[None]
   output = model.encode(params, inputs, num_loops=max(loops), keep_states=True)
   assert output.states_RBTD is not None
   states_LBTD = output.states_RBTD[jnp.array(loops) - 1]
-  nats_LBK = jax.lax.map(
-    lambda state: read(picked(model.finish(params, state, inputs))), states_LBTD
-  )
-  return jnp.moveaxis(nats_LBK, 0, -1)
+  return jax.lax.map(lambda state: picked(model.finish(params, state, inputs)), states_LBTD)
+
+
+def _read_out(
+  model: Model,
+  params: Params,
+  hidden_LBKD: Float[Array, "L B K D"],
+  target_BK: Int[Array, "B K"],
+  row_B: Int[Array, " B"],
+) -> Float[Array, "B K L"]:
+  """Log-probabilities of the tokens asked for."""
+
+  def of_loop(hidden_BKD: jax.Array) -> Float[Array, "B K"]:
+    nats_BKV = jax.nn.log_softmax(model.readout(params, hidden_BKD, row_B), axis=-1)
+    return jnp.take_along_axis(nats_BKV, target_BK[..., None], axis=-1)[..., 0]
+
+  return jnp.moveaxis(jax.lax.map(of_loop, hidden_LBKD), 0, -1)

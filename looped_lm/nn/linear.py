@@ -42,11 +42,19 @@ class Linear(nn.Module):
   compute_dtype: str = "float32"
 
   @nn.compact
-  def __call__(self, x: Float[Array, "... I"]) -> Float[Array, "... O"]:
-    kernel_IO = self.param("kernel", self.kernel_init, (x.shape[-1], self.features))
+  def __call__(
+    self, x: Float[Array, "... I"], columns: slice = slice(None)
+  ) -> Float[Array, "... O"]:
+    """Multiplies.
+
+    Args:
+      x: The input.
+      columns: Of W and b, that the output has; by default all.
+    """
+    kernel_IO = self.param("kernel", self.kernel_init, (x.shape[-1], self.features))[:, columns]
     flat = narrow(x, self.compute_dtype).reshape(-1, x.shape[-1])
     out = flat @ narrow(kernel_IO, self.compute_dtype)
     if self.use_bias:
-      bias_O = self.param("bias", nn.initializers.zeros, (self.features,))
+      bias_O = self.param("bias", nn.initializers.zeros, (self.features,))[columns]
       out = out + narrow(bias_O, self.compute_dtype)
-    return out.reshape(*x.shape[:-1], self.features)
+    return out.reshape(*x.shape[:-1], -1)

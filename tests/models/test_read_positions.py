@@ -47,4 +47,4 @@ def test_the_last_layer_works_on_what_is_read_alone(build, inputs):
     return program.lower(params).compile().cost_analysis()["flops"]
 
   everything_BK = jnp.broadcast_to(jnp.arange(12), (3, 12))
-  assert flops(READ_BK) < 0.9 * flops(everything_BK)
+  assert flops(READ_BK) < 0.7 * flops(everything_BK)

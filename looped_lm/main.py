@@ -7,10 +7,16 @@ python -m looped_lm.main --mode=compare --workdir=DIR --against=DIR
 """
 
 from collections.abc import Sequence
+import os
 import sys
 
 from absl import app, flags
 from ml_collections import config_flags
+
+# XLA:CPU calls it an error, of a screen's length, that a program out of the cache was made with
+# preferences among its features, on machines with AVX-512. Real errors are raised. It is read
+# when jax is imported.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from looped_lm import jobs
 from looped_lm.errors import UserError

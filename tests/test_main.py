@@ -1,6 +1,7 @@
 """The command line as a user meets it: one line and exit code 1 for a mistake."""
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -86,3 +87,31 @@ def test_describe_from_the_command_line():
   done = subprocess.run(command, capture_output=True, text=True, timeout=300)
   assert done.returncode == 0, done.stderr
   assert "12,330,004" in done.stdout
+
+
+COMPILES = """
+import looped_lm.main
+import jax, jax.numpy as jnp
+print(jax.jit(lambda x: jnp.tanh(x @ x).sum())(jnp.ones((8, 8))))
+"""
+
+
+@pytest.mark.slow
+def test_a_program_out_of_the_cache_is_taken_in_silence(tmp_path):
+  """On CPUs with AVX-512 XLA has a screen of complaints, about preferences."""
+  settings = {
+    "JAX_COMPILATION_CACHE_DIR": str(tmp_path),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+  }
+  for _ in range(2):
+    done = subprocess.run(
+      [sys.executable, "-c", COMPILES],
+      capture_output=True,
+      text=True,
+      timeout=300,
+      env=os.environ | settings,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+  assert any(tmp_path.iterdir())

@@ -15,8 +15,9 @@ from ml_collections import config_flags
 
 # XLA:CPU calls it an error, of a screen's length, that a program out of the cache was made with
 # preferences among its features, on machines with AVX-512. Real errors are raised. It is read
-# when jax is imported.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# when jax is imported, which puts a 1 there itself, for the processes that it starts too.
+if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":
+  os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
 from looped_lm import jobs
 from looped_lm.errors import UserError

@@ -13,6 +13,9 @@ NAMES = (
   *("none", "add_norm", "diagonal_zoh", "linear", "gated", "hyper_connections"),
 )
 TOLERANCE = 1e-4
+# Two loops more than built for let its float32 rounding add up to 1.7e-4 on some CPUs; deeper, it
+# is held to the model in float64 alone.
+ROUNDS_MORE_WHEN_DEEPER = ("looped_stack_diagonal",)
 ROWS, LENGTH = 2, 20
 LENGTHS = np.array([20, 13])
 
@@ -48,7 +51,7 @@ def everything(exported, tmp_path_factory):
         "class": "AutoModelForCausalLM",
         "resave": f"{where}-again",
         "kwargs": {"num_loops": deeper},
-        "calls": [{**side, "num_loops": model.loops} for side in (right, left)],
+        "calls": [right, left, *({**side, "num_loops": model.loops} for side in (right, left))],
       },
       {
         "folder": where,
@@ -66,7 +69,7 @@ def everything(exported, tmp_path_factory):
       },
     ]
     models[name] = (model, ids)
-    calls[name] = ("masked", "again", "causal", "bare", "double")
+    calls[name] = ("masked", "deeper", "causal", "bare", "double")
   found = exported.read_with_torch(jobs, folder)
   result, number = {}, 0
   for name, (model, ids) in models.items():
@@ -103,8 +106,11 @@ def test_logits_are_ours_in_both_modes_with_both_paddings_and_saved_again(everyt
   compare("bidirectional, right", theirs["masked/0"], ours[ROWS:])
   compare("bidirectional, left", theirs["masked/1"], ours[ROWS:], left=True)
   compare("causal, right", theirs["causal/0"], ours[:ROWS])
-  compare("causal, right, saved again", theirs["again/0"], ours[:ROWS])
-  compare("causal, left, saved again", theirs["again/1"], ours[:ROWS], left=True)
+  if name not in ROUNDS_MORE_WHEN_DEEPER:
+    compare("deeper, right, saved again", theirs["deeper/0"], deeper[:ROWS])
+    compare("deeper, left, saved again", theirs["deeper/1"], deeper[:ROWS], left=True)
+  compare("as deep as before, right, saved again", theirs["deeper/2"], ours[:ROWS])
+  compare("as deep as before, left, saved again", theirs["deeper/3"], ours[:ROWS], left=True)
   hidden = theirs["bare/0"]
   assert hidden.shape == (ROWS, LENGTH, model.settings["embed_dim"])
   assert np.abs(hidden - theirs["bare/1"])[0].max() > 1e-3, "bidirectional unless told otherwise"
